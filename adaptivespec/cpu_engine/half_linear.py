@@ -1,0 +1,67 @@
+"""Matrix products for half-precision models on processors without bfloat16 instructions.
+
+There torch multiplies bfloat16 matrices some five to twenty times slower than float32 ones, and each further row costs
+as much as the first, so that verifying a tree can never pay. FBGEMM's kernels (part of torch) read fp16 weights, widen
+them in registers and accumulate in float32. A bfloat16 weight fits fp16 exactly when its magnitude lies between
+2^-14 and 65504, and to within 2^-25 below; so the result differs from torch's own only in the order of summation.
+
+Cost: the packed copy adds 2 bytes a weight to the model's own 2.
+"""
+
+import logging
+
+import torch
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+_FP16_MAX = 65504.0
+_HALF_DTYPES = (torch.bfloat16, torch.float16)
+_generation = 0  # of the model's weights; a packed copy of an older one is stale
+
+
+def is_profitable() -> bool:
+    """Whether this processor lacks native bfloat16 products while torch has FBGEMM's."""
+    return "fbgemm" in torch.backends.quantized.supported_engines and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def invalidate() -> None:
+    """Forget every packed copy, since weights have been changed in place."""
+    global _generation
+    _generation += 1
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+    """``x @ weight.T + bias`` through a packed copy of ``weight``, made at the first call and kept on the tensor.
+
+    Args:
+        x: ``[..., in]`` in the dtype of ``weight``.
+        weight: ``[out, in]`` bfloat16 or float16.
+        bias: ``[out]`` or None.
+
+    Returns:
+        ``[..., out]`` in the dtype of ``x``, or None where this form does not apply: another dtype, or weights beyond
+        fp16's range (said once in the log).
+    """
+    if weight.dtype not in _HALF_DTYPES or x.dtype != weight.dtype or x.numel() == 0:
+        return None
+    packed = _packed(weight)
+    if packed is None:
+        return None
+    out = torch.ops.quantized.linear_dynamic_fp16(x.float(), packed)
+    if bias is not None:
+        out += bias
+    return out.to(x.dtype)
+
+
+def _packed(weight: Tensor) -> "torch.ScriptObject | None":
+    kept = getattr(weight, "_adaptivespec_packed", None)
+    if kept is not None and kept[0] == _generation:
+        return kept[1]
+    packed = None
+    if float(weight.abs().max()) <= _FP16_MAX:
+        packed = torch.ops.quantized.linear_prepack_fp16(weight.detach().float(), None)
+    else:
+        logger.warning("a weight of shape %s exceeds fp16's range; it is multiplied by torch's own kernel", tuple(weight.shape))
+    weight._adaptivespec_packed = (_generation, packed)  # type: ignore[attr-defined]
+    return packed

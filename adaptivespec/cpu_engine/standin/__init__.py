@@ -1,0 +1,1 @@
+"""Holds the folder that goes on ``sys.path``; nothing is imported from here."""

@@ -1,0 +1,170 @@
+"""What speculation did, counted: per request and per server, with identities that can be checked.
+
+Proposed counts what really was proposed, summed step by step: `shape.num_drafts`, the root not counted. Accepted never
+counts the bonus token; an accept length always does.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from adaptivespec.shapes import TreeShape
+
+
+@dataclass
+class RequestCounts:
+    """The steps of one request.
+
+    Args:
+        verify_steps: target forwards that decoded this request, those without speculation included.
+        proposed: draft tokens offered to the target.
+        accepted: draft tokens accepted, bonus tokens not counted.
+        steps_per_shape: steps at each shape.
+        steps_per_accepted: steps that accepted just so many draft tokens.
+    """
+
+    verify_steps: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    steps_per_shape: Counter[TreeShape] = field(default_factory=Counter)
+    steps_per_accepted: Counter[int] = field(default_factory=Counter)
+
+    def record(self, shape: TreeShape, num_accepted: int) -> None:
+        """Count one step.
+
+        Args:
+            shape: the shape that produced the result.
+            num_accepted: accepted draft tokens, 0 to shape.num_steps, the bonus token not counted.
+        """
+        self.verify_steps += 1
+        self.proposed += shape.num_drafts
+        self.accepted += num_accepted
+        self.steps_per_shape[shape] += 1
+        self.steps_per_accepted[num_accepted] += 1
+
+    @property
+    def accept_rate(self) -> float:
+        """Accepted / proposed, in [0, 1]; 0.0 where nothing was proposed."""
+        return self.accepted / self.proposed if self.proposed else 0.0
+
+    @property
+    def accept_length(self) -> float:
+        """Mean tokens per step, BONUS TOKEN INCLUDED, so 1.0 where no draft is accepted; 0.0 before the first step."""
+        return (self.accepted + self.verify_steps) / self.verify_steps if self.verify_steps else 0.0
+
+    def to_meta(self) -> dict[str, Any]:
+        """The entries of a response's `meta_info`, under SGLang's names where it has them.
+
+        `spec_correct_drafts_histogram[i]` is the number of steps that accepted i draft tokens.
+        """
+        longest = max(self.steps_per_accepted, default=-1)
+        return {
+            "spec_accept_rate": self.accept_rate,
+            "spec_accept_length": self.accept_length,
+            "spec_num_correct_drafts": self.accepted,
+            "spec_num_proposed_drafts": self.proposed,
+            "spec_verify_ct": self.verify_steps,
+            "spec_correct_drafts_histogram": [self.steps_per_accepted[i] for i in range(longest + 1)],
+            "spec_shape_histogram": {str(shape): self.steps_per_shape[shape] for shape in sorted(self.steps_per_shape)},
+        }
+
+    def check_identities(self) -> list[str]:
+        """The identities that do not hold, each as a line with its numbers; empty where all is well."""
+        by_accepted = self.steps_per_accepted
+        by_shape = self.steps_per_shape
+        deepest = max((shape.num_steps for shape in by_shape), default=0)
+        return _violated(
+            ("sum(accepted histogram) == verify_steps", by_accepted.total(), "==", self.verify_steps),
+            ("sum(i * h_i) == accepted", sum(i * steps for i, steps in by_accepted.items()), "==", self.accepted),
+            ("sum(shape histogram) == verify_steps", by_shape.total(), "==", self.verify_steps),
+            (
+                "sum(drafts of shape * steps) == proposed",
+                sum(shape.num_drafts * steps for shape, steps in by_shape.items()),
+                "==",
+                self.proposed,
+            ),
+            ("0 <= accepted in every step", 0, "<=", min(by_accepted, default=0)),
+            ("accepted in a step <= deepest num_steps", max(by_accepted, default=0), "<=", deepest),
+            *_rate_identities(self.accepted, self.proposed),
+        )
+
+
+@dataclass
+class ServerCounts:
+    """The steps of all requests of one scheduler. Each of the first three is the sum over its requests.
+
+    Args:
+        verify_steps, proposed, accepted: as in `RequestCounts`; a batch of 8 adds 8 verify steps.
+        steps_per_shape: batch steps at each shape; a batch of 8 adds 1.
+        shape_switches: batch steps whose shape was not that of the batch step before.
+        breaker_trips, breaker_recoveries: copied from the policy's counts.
+        refusals: refused starts and requests by reason.
+    """
+
+    verify_steps: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    steps_per_shape: Counter[TreeShape] = field(default_factory=Counter)
+    shape_switches: int = 0
+    breaker_trips: int = 0
+    breaker_recoveries: int = 0
+    refusals: Counter[str] = field(default_factory=Counter)
+    _last_shape: TreeShape | None = field(default=None, repr=False, compare=False)
+
+    def record_step(self, shape: TreeShape, accepted_per_request: Iterable[int]) -> None:
+        """Count one step of a batch; a batch without requests is not counted.
+
+        Args:
+            shape: the shape that produced the results.
+            accepted_per_request: accepted draft tokens of each request, bonus tokens not counted.
+        """
+        accepted = list(accepted_per_request)
+        if not accepted:
+            return
+        self.verify_steps += len(accepted)
+        self.proposed += shape.num_drafts * len(accepted)
+        self.accepted += sum(accepted)
+        self.steps_per_shape[shape] += 1
+        self.shape_switches += self._last_shape is not None and shape != self._last_shape
+        self._last_shape = shape
+
+    def record_refusal(self, reason: str) -> None:
+        """Count one refusal under the reason of its `RefusedError`."""
+        self.refusals[reason] += 1
+
+    @property
+    def accept_rate(self) -> float:
+        """Accepted / proposed, in [0, 1]; 0.0 where nothing was proposed."""
+        return self.accepted / self.proposed if self.proposed else 0.0
+
+    @property
+    def accept_length(self) -> float:
+        """Mean tokens per request and step, BONUS TOKEN INCLUDED; 0.0 before the first step."""
+        return (self.accepted + self.verify_steps) / self.verify_steps if self.verify_steps else 0.0
+
+    def check_identities(self) -> list[str]:
+        """The identities that do not hold, each as a line with its numbers; empty where all is well."""
+        num_batches = self.steps_per_shape.total()
+        return _violated(
+            ("batch steps <= verify_steps", num_batches, "<=", self.verify_steps),
+            ("shape_switches <= batch steps - 1", self.shape_switches, "<=", max(num_batches - 1, 0)),
+            ("breaker_recoveries <= breaker_trips", self.breaker_recoveries, "<=", self.breaker_trips),
+            *_rate_identities(self.accepted, self.proposed),
+        )
+
+
+_Identity = tuple[str, int, str, int]
+
+
+def _rate_identities(accepted: int, proposed: int) -> tuple[_Identity, _Identity]:
+    """Together they say that the accept rate is in [0, 1]."""
+    return ("0 <= accepted", 0, "<=", accepted), ("accepted <= proposed", accepted, "<=", proposed)
+
+
+def _violated(*identities: _Identity) -> list[str]:
+    return [
+        f"{name}: found {left} {relation} {right}"
+        for name, left, relation, right in identities
+        if not (left == right if relation == "==" else left <= right)
+    ]

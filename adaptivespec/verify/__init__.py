@@ -1,0 +1,1 @@
+"""Token trees and their verification, in plain torch: no SGLang in here."""

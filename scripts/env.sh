@@ -1,0 +1,31 @@
+# Sourced by demo.sh and test.sh: makes .venv (or the folder in ADAPTIVESPEC_VENV), installs this package into it once
+# per pyproject.toml, and leaves the interpreter in $PYTHON.
+# usage: source scripts/env.sh EXTRA...      (extras of pyproject.toml, for example: test)
+repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+venv=${ADAPTIVESPEC_VENV:-$repo/.venv}
+extras=$(IFS=,; echo "$*")
+
+if [ ! -x "$venv/bin/python" ]; then
+  base=""
+  for candidate in python3 python3.13 python3.12 python3.11; do
+    if command -v "$candidate" >/dev/null && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+      base=$candidate
+      break
+    fi
+  done
+  if [ -z "$base" ]; then
+    echo "found no Python 3.11 or newer; expected one as python3 on PATH; fix: install Python 3.11 (Debian: apt install python3 python3-venv)" >&2
+    exit 1
+  fi
+  echo "making $venv with $("$base" --version)"
+  "$base" -m venv "$venv"
+fi
+
+PYTHON=$venv/bin/python
+stamp=$venv/.adaptivespec-$(printf '%s %s' "$repo" "$extras" | cat - "$repo/pyproject.toml" | cksum | cut -d' ' -f1)
+if [ ! -e "$stamp" ]; then
+  echo "installing adaptivespec[$extras] and SGLang 0.5.23: about 10 GB, five minutes and more on a slow line"
+  "$PYTHON" -m pip install --quiet --disable-pip-version-check -e "$repo[$extras]"
+  touch "$stamp"
+fi
+export PYTHON
