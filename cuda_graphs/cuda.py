@@ -59,7 +59,8 @@ class CudaBackend:
         """0: the device itself is measured."""
         return 0
 
-    def is_out_of_memory(self, error: BaseException) -> bool:
+    @staticmethod
+    def is_out_of_memory(error: BaseException) -> bool:
         """Also True for an error raised from, or while handling, one that said so. Host sync: none."""
         seen: BaseException | None = error
         while seen is not None:

@@ -1,0 +1,173 @@
+"""The training loop: micro-batches on worker threads, AdamW, warm-up, plateau, linear decay, checkpoints."""
+
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from adaptivespec.draft_training.model import Eagle3Draft
+from adaptivespec.draft_training.target_states import TargetStates
+from adaptivespec.draft_training.ttt import Batch, LossOptions, count_agreement, ttt_loss
+
+
+@dataclass(frozen=True)
+class LoopOptions:
+    """Length and pace of a training.
+
+    Attributes:
+        num_steps: optimizer steps in all.
+        decay_steps: of these, the last ones, over which the learning rate falls linearly to zero.
+        warmup_steps: the first ones, over which it rises linearly.
+        learning_rate: its plateau.
+        micro_batch: rows whose gradient is computed at once, on one thread.
+        micro_batches: how many of them make one optimizer step.
+        num_workers: threads that compute gradients; the result does not depend on it.
+        checkpoint_every: optimizer steps between two checkpoints.
+        seed: of the order of rows and of every draw.
+    """
+
+    num_steps: int
+    decay_steps: int
+    warmup_steps: int = 50
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.01
+    micro_batch: int = 4
+    micro_batches: int = 2
+    num_workers: int = 2
+    checkpoint_every: int = 100
+    seed: int = 0
+
+
+def learning_rate(step: int, options: LoopOptions) -> float:
+    """Rate of optimizer step `step` (from 0). A longer training shares every step before its decay with this one."""
+    rise = (step + 1) / options.warmup_steps
+    fall = (options.num_steps - step) / options.decay_steps
+    return options.learning_rate * min(1.0, rise, fall)
+
+
+class BatchOrder:
+    """Which rows make micro-batch n, a pure function of the seed: rows of like length together, mixed every epoch."""
+
+    def __init__(self, lens: dict[int, int], micro_batch: int, seed: int) -> None:
+        self.lens, self.micro_batch, self.seed = lens, micro_batch, seed
+        self.per_epoch = len(lens) // micro_batch
+        self._epoch, self._order = -1, []
+
+    def rows(self, index: int) -> list[int]:
+        epoch, place = divmod(index, self.per_epoch)
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, self._shuffle(random.Random(f"{self.seed}-{epoch}"))
+        return self._order[place]
+
+    def _shuffle(self, rng: random.Random) -> list[list[int]]:
+        rows = list(self.lens)
+        rng.shuffle(rows)
+        rows = rows[: self.per_epoch * self.micro_batch]
+        # Noise on the length keeps the same rows from meeting in every epoch.
+        rows.sort(key=lambda row: self.lens[row] * rng.uniform(0.9, 1.1))
+        batches = [rows[i : i + self.micro_batch] for i in range(0, len(rows), self.micro_batch)]
+        rng.shuffle(batches)
+        return batches
+
+
+def make_batch(states: TargetStates, indices: list[int]) -> Batch:
+    """Fetch rows with their target states."""
+    tokens, hidden = states.get(indices)
+    rows = [states.rows[i] for i in indices]
+    prompt_lens = torch.tensor([len(row.prompt_ids) for row in rows])
+    return Batch(tokens, hidden, prompt_lens, torch.tensor([len(row) for row in rows]))
+
+
+class Trainer:
+    """A draft in training; `run` goes on from the checkpoint in the folder, where there is one."""
+
+    def __init__(self, draft: Eagle3Draft, states: TargetStates, train_rows: list[int], folder: Path,
+                 loop: LoopOptions, loss: LossOptions) -> None:
+        self.draft, self.states, self.loop, self.loss = draft, states, loop, loss
+        self.embed = states.model.embed_tokens.weight.detach()
+        self.order = BatchOrder({i: len(states.rows[i]) for i in train_rows}, loop.micro_batch, loop.seed)
+        self.params = [p for p in draft.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            self.params, lr=loop.learning_rate, betas=(0.9, 0.95), weight_decay=loop.weight_decay, foreach=True)
+        self.step, self.seconds = 0, 0.0
+        self.checkpoint = folder / "checkpoint.pt"
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def run(self, on_checkpoint: Callable[["Trainer"], None] = lambda trainer: None) -> None:
+        """Train up to `num_steps`, with a progress bar; saves a checkpoint and calls back at each interval."""
+        if self.checkpoint.exists():
+            self._load()
+        clock = _Clock()
+        with ThreadPoolExecutor(self.loop.num_workers) as pool, tqdm(
+                total=self.loop.num_steps, initial=self.step, desc="training", smoothing=0.05, mininterval=5) as bar:
+            while self.step < self.loop.num_steps:
+                loss = self._optimizer_step(pool)
+                self.seconds += clock.lap()
+                bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+                bar.update()
+                if self.step % self.loop.checkpoint_every == 0 or self.step == self.loop.num_steps:
+                    self._save()
+                    on_checkpoint(self)
+                    clock.lap()
+
+    def _optimizer_step(self, pool: ThreadPoolExecutor) -> float:
+        first = self.step * self.loop.micro_batches
+        numbers = range(first, first + self.loop.micro_batches)
+        rows = [self.order.rows(number) for number in numbers]
+        results = list(pool.map(self._gradients, numbers, rows))
+        # Summed in the order of the micro-batches, whichever thread was first: runs repeat bit for bit.
+        for parameter, *grads in zip(self.params, *(grads for _, grads in results), strict=True):
+            parameter.grad = sum(grads[1:], grads[0]).div_(len(grads))
+        torch.nn.utils.clip_grad_norm_(self.params, 1.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.step, self.loop)
+        self.optimizer.step()
+        self.step += 1
+        return sum(loss for loss, _ in results) / len(results)
+
+    def _gradients(self, number: int, rows: list[int]) -> tuple[float, tuple[Tensor, ...]]:
+        generator = torch.Generator().manual_seed(self.loop.seed * 1_000_003 + number)
+        loss = ttt_loss(self.draft, self.embed, make_batch(self.states, rows), self.loss, generator)
+        return loss.item(), torch.autograd.grad(loss, self.params)
+
+    def _save(self) -> None:
+        part = self.checkpoint.with_suffix(".part")
+        torch.save({"draft": self.draft.state_dict(), "optimizer": self.optimizer.state_dict(),
+                    "step": self.step, "seconds": self.seconds}, part)
+        part.rename(self.checkpoint)
+
+    def _load(self) -> None:
+        saved: dict[str, Any] = torch.load(self.checkpoint, weights_only=True)
+        self.draft.load_state_dict(saved["draft"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.step, self.seconds = saved["step"], saved["seconds"]
+
+
+class _Clock:
+    def __init__(self) -> None:
+        import time
+        self._now = time.monotonic
+        self._last = self._now()
+
+    def lap(self) -> float:
+        before, self._last = self._last, self._now()
+        return self._last - before
+
+
+@torch.no_grad()
+def measure_agreement(draft: Eagle3Draft, states: TargetStates, rows: list[int], num_steps: int) -> list[float]:
+    """Share of the rows' answer tokens at which the draft's top-1 is the target's argmax, per step (see
+    `count_agreement`)."""
+    embed = states.model.embed_tokens.weight
+    hits, total = torch.zeros(num_steps, dtype=torch.long), 0
+    rows = sorted(rows, key=lambda i: len(states.rows[i]))
+    for start in range(0, len(rows), 8):
+        batch_hits, positions = count_agreement(draft, embed, make_batch(states, rows[start : start + 8]), num_steps)
+        hits, total = hits + batch_hits, total + positions
+    return (hits / total).tolist()
