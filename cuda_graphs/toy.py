@@ -79,7 +79,7 @@ def draft(model: ToyModel, shape: ToyShape, inputs: Tensors) -> dict[str, torch.
         token = token.flatten(1)
         tokens.append(token)
         scores.append(score)
-        parents.append(frontier_id.repeat_interleave(topk, 1))
+        parents.append(frontier_id.unsqueeze(-1).expand(-1, -1, topk).flatten(1))
         if step + 1 < shape.num_steps:
             frontier_score, best = score.topk(topk, -1)  # [B, K]
             from_node = (best // topk).unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
@@ -89,7 +89,7 @@ def draft(model: ToyModel, shape: ToyShape, inputs: Tensors) -> dict[str, torch.
     best = torch.cat(scores, 1).topk(shape.num_draft_tokens - 1, -1, sorted=True).indices  # [B, N-1] candidate numbers
     parent_id = torch.cat(parents, 1).gather(1, best)
     is_parent = parent_id.unsqueeze(-1) == best.unsqueeze(1)  # [B, N-1, N-1]
-    parent = torch.where(parent_id < 0, 0, is_parent.long().argmax(-1) + 1)
+    parent = (is_parent.long().argmax(-1) + 1).masked_fill(parent_id < 0, 0)
     return {
         "tokens": torch.cat([inputs["token"].unsqueeze(1), torch.cat(tokens, 1).gather(1, best)], 1),
         "parents": torch.cat([torch.zeros_like(parent[:, :1]), parent], 1),
@@ -120,7 +120,7 @@ def verify(model: ToyModel, inputs: Tensors) -> dict[str, torch.Tensor]:
         parent_depth = torch.stack(accepted, 1).gather(1, parent).squeeze(1)
         is_match = tokens[:, node] == torch.stack(predicted, 1).gather(1, parent).squeeze(1)
         hidden.append(model.advance(parent_hidden.squeeze(1), tokens[:, node]))
-        accepted.append(torch.where(is_match & (parent_depth >= 0), parent_depth + 1, -1))
+        accepted.append((parent_depth + 1).masked_fill(~is_match | (parent_depth < 0), -1))
         predicted.append((hidden[-1] @ model.head).argmax(-1))
     depth, last = torch.stack(accepted, 1).max(-1)
     last_hidden = last.view(-1, 1, 1).expand(-1, 1, hidden[0].shape[-1])

@@ -62,6 +62,8 @@ def _packed(weight: Tensor) -> "torch.ScriptObject | None":
     if float(weight.abs().max()) <= _FP16_MAX:
         packed = torch.ops.quantized.linear_prepack_fp16(weight.detach().float(), None)
     else:
-        logger.warning("a weight of shape %s exceeds fp16's range; it is multiplied by torch's own kernel", tuple(weight.shape))
+        logger.warning(
+            "a weight of shape %s exceeds fp16's range; it is multiplied by torch's own kernel", tuple(weight.shape)
+        )
     weight._adaptivespec_packed = (_generation, packed)  # type: ignore[attr-defined]
     return packed

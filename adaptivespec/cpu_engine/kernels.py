@@ -153,7 +153,9 @@ def rotate_input_ids_cpu(*_args: object, **_kwargs: object) -> None:
     Raises:
         NotImplementedError: always.
     """
-    raise NotImplementedError("multi-layer EAGLE does not run on adaptivespec's CPU engine; use --speculative-algorithm EAGLE3")
+    raise NotImplementedError(
+        "multi-layer EAGLE does not run on adaptivespec's CPU engine; use --speculative-algorithm EAGLE3"
+    )
 
 
 def _ranges(req_pool_indices: Tensor, start: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:

@@ -86,24 +86,29 @@ def _prompt_ids(prompt: str, tokenizer: Any) -> tuple[int, ...]:
     return tuple(tokenizer(text)["input_ids"])
 
 
-def split_rows(num_rows: int, num_held_out: int, seed: int) -> tuple[list[int], list[int]]:
+def split_rows(rows: list[Row], num_held_out: int, seed: int) -> tuple[list[int], list[int]]:
     """Draw the held-out rows by seed; the same arguments give the same split on every machine.
 
+    A row that shares its prompt or its answer with a held-out row is in neither part.
+
     Returns:
-        (training indices, held-out indices), both ascending, disjoint, together all rows.
+        (training indices, held-out indices) into `rows`, both ascending.
 
     Raises:
-        CorpusError: no row would be left to train on.
+        CorpusError: no row would be held out, or none left to train on.
     """
-    if not 0 < num_held_out < num_rows:
+    if not 0 < num_held_out < len(rows):
         raise CorpusError(
             where="held-out rows",
-            found=f"{num_held_out} of {num_rows} rows",
+            found=f"{num_held_out} of {len(rows)} rows",
             expected="at least one row held out and one left to train on",
             fix="change --held-out or give a larger corpus",
         )
-    held_out = set(random.Random(seed).sample(range(num_rows), num_held_out))
-    return [i for i in range(num_rows) if i not in held_out], sorted(held_out)
+    held_out = sorted(random.Random(seed).sample(range(len(rows)), num_held_out))
+    prompts = {rows[i].prompt_ids for i in held_out}
+    answers = {rows[i].answer_ids for i in held_out}
+    train = [i for i, row in enumerate(rows) if row.prompt_ids not in prompts and row.answer_ids not in answers]
+    return train, held_out
 
 
 def count_draft_vocab(rows: list[Row], vocab_size: int, draft_vocab_size: int) -> tuple[Tensor, float]:

@@ -87,14 +87,22 @@ def make_batch(states: TargetStates, indices: list[int]) -> Batch:
 class Trainer:
     """A draft in training; `run` goes on from the checkpoint in the folder, where there is one."""
 
-    def __init__(self, draft: Eagle3Draft, states: TargetStates, train_rows: list[int], folder: Path,
-                 loop: LoopOptions, loss: LossOptions) -> None:
+    def __init__(
+        self,
+        draft: Eagle3Draft,
+        states: TargetStates,
+        train_rows: list[int],
+        folder: Path,
+        loop: LoopOptions,
+        loss: LossOptions,
+    ) -> None:
         self.draft, self.states, self.loop, self.loss = draft, states, loop, loss
         self.embed = states.model.embed_tokens.weight.detach()
         self.order = BatchOrder({i: len(states.rows[i]) for i in train_rows}, loop.micro_batch, loop.seed)
         self.params = [p for p in draft.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
-            self.params, lr=loop.learning_rate, betas=(0.9, 0.95), weight_decay=loop.weight_decay, foreach=True)
+            self.params, lr=loop.learning_rate, betas=(0.9, 0.95), weight_decay=loop.weight_decay, foreach=True
+        )
         self.step, self.seconds = 0, 0.0
         self.checkpoint = folder / "checkpoint.pt"
         folder.mkdir(parents=True, exist_ok=True)
@@ -104,8 +112,10 @@ class Trainer:
         if self.checkpoint.exists():
             self._load()
         clock = _Clock()
-        with ThreadPoolExecutor(self.loop.num_workers) as pool, tqdm(
-                total=self.loop.num_steps, initial=self.step, desc="training", smoothing=0.05, mininterval=5) as bar:
+        with (
+            ThreadPoolExecutor(self.loop.num_workers, initializer=torch.set_num_threads, initargs=(1,)) as pool,
+            tqdm(total=self.loop.num_steps, initial=self.step, desc="training", smoothing=0.05, mininterval=5) as bar,
+        ):
             while self.step < self.loop.num_steps:
                 loss = self._optimizer_step(pool)
                 self.seconds += clock.lap()
@@ -138,8 +148,15 @@ class Trainer:
 
     def _save(self) -> None:
         part = self.checkpoint.with_suffix(".part")
-        torch.save({"draft": self.draft.state_dict(), "optimizer": self.optimizer.state_dict(),
-                    "step": self.step, "seconds": self.seconds}, part)
+        torch.save(
+            {
+                "draft": self.draft.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "step": self.step,
+                "seconds": self.seconds,
+            },
+            part,
+        )
         part.rename(self.checkpoint)
 
     def _load(self) -> None:
@@ -152,6 +169,7 @@ class Trainer:
 class _Clock:
     def __init__(self) -> None:
         import time
+
         self._now = time.monotonic
         self._last = self._now()
 

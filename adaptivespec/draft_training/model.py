@@ -1,7 +1,6 @@
 """The EAGLE-3 draft: one decoder layer on the fused target states, with the names that SGLang's llama_eagle3 loads."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from adaptivespec.draft_training.attention import Context
 from adaptivespec.draft_training.target_states import NUM_AUX
 
 
@@ -20,7 +20,10 @@ class Attention(nn.Module):
         super().__init__()
         hidden, dim = config["hidden_size"], config["head_dim"]
         self.num_heads, self.num_kv_heads, self.head_dim = (
-            config["num_attention_heads"], config["num_key_value_heads"], dim)
+            config["num_attention_heads"],
+            config["num_key_value_heads"],
+            dim,
+        )
         self.q_proj = nn.Linear(2 * hidden, self.num_heads * dim, bias=False)
         self.k_proj = nn.Linear(2 * hidden, self.num_kv_heads * dim, bias=False)
         self.v_proj = nn.Linear(2 * hidden, self.num_kv_heads * dim, bias=False)
@@ -93,7 +96,7 @@ class Eagle3Draft(nn.Module):
         keys = self._rotate(_split_heads(attn.k_proj(x), attn.num_kv_heads), positions)
         return keys, _split_heads(attn.v_proj(x), attn.num_kv_heads)
 
-    def step(self, x: Tensor, hidden: Tensor, positions: Tensor, context: "Context") -> Tensor:
+    def step(self, x: Tensor, hidden: Tensor, positions: Tensor, context: Context) -> Tensor:
         """The rows' next hidden state (before the final norm), [B, R, H].
 
         Args:
@@ -111,40 +114,6 @@ class Eagle3Draft(nn.Module):
         cos, sin = angles.cos()[:, None], angles.sin()[:, None]
         first, second = heads.chunk(2, dim=-1)
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-
-
-class Context:
-    """Keys and values that the rows of a batch attend to: the shared ones up to each row, and each row's own steps."""
-
-    def __init__(self, keys: Tensor, values: Tensor, row_positions: Tensor) -> None:
-        """
-        Args:
-            keys, values: [B, kv_heads, T, head_dim] of all tokens.
-            row_positions: int64 [B, R]; row r sees tokens 0..row_positions[r].
-        """
-        self.keys, self.values = keys, values
-        self.hidden_mask = torch.arange(keys.shape[2]) > row_positions[..., None]
-        self.own: list[tuple[Tensor, Tensor]] = []
-
-    def append_step(self, keys: Tensor, values: Tensor) -> None:
-        """Add one key and value per row, [B, kv_heads, R, head_dim], seen by that row alone."""
-        self.own.append((keys, values))
-
-    def attend(self, queries: Tensor) -> Tensor:
-        """Softmax attention of queries [B, heads, R, head_dim]; returns [B, R, heads * head_dim]."""
-        batch, heads, rows, dim = queries.shape
-        kv_heads = self.keys.shape[1]
-        grouped = queries.view(batch, kv_heads, heads // kv_heads, rows, dim) / math.sqrt(dim)
-        flat = grouped.reshape(batch, kv_heads, -1, dim)
-        scores = (flat @ self.keys.transpose(-1, -2)).view(*grouped.shape[:-1], -1)
-        scores = scores.masked_fill(self.hidden_mask[:, None, None], -torch.inf)
-        own = [(grouped * keys[:, :, None]).sum(-1, keepdim=True) for keys, _ in self.own]
-        weights = torch.cat([scores, *own], dim=-1).softmax(-1)
-        shared = weights[..., : self.keys.shape[2]].reshape(batch, kv_heads, -1, self.keys.shape[2])
-        out = (shared @ self.values).view(grouped.shape)
-        for index, (_, values) in enumerate(self.own):
-            out = out + weights[..., self.keys.shape[2] + index, None] * values[:, :, None]
-        return out.reshape(batch, heads, rows, dim).transpose(1, 2).reshape(batch, rows, heads * dim)
 
 
 def _split_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -203,8 +172,10 @@ def init_from_target(draft: Eagle3Draft, target: Any) -> None:
 def save_draft(draft: Eagle3Draft, folder: Path) -> None:
     """Write model.safetensors (bf16) and config.json, each complete or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
-    state = {name: (value.to(torch.bfloat16) if value.is_floating_point() else value).contiguous()
-             for name, value in draft.state_dict().items()}
+    state = {
+        name: (value.to(torch.bfloat16) if value.is_floating_point() else value).contiguous()
+        for name, value in draft.state_dict().items()
+    }
     save_file(state, folder / "model.safetensors.part", metadata={"format": "pt"})
     (folder / "model.safetensors.part").rename(folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(draft.config, indent=2) + "\n")

@@ -1,13 +1,16 @@
 """What the target knows about each corpus token, computed once and kept on disk."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+from adaptivespec.draft_training.attention import Context
 from adaptivespec.draft_training.corpus import CorpusError, Row
 
 NUM_AUX = 3
@@ -18,28 +21,63 @@ def aux_layers(num_layers: int) -> tuple[int, int, int]:
     return 2, num_layers // 2, num_layers - 3
 
 
-@torch.no_grad()
-def target_forward(model: Any, tokens: Tensor) -> Tensor:
-    """Hidden states of the target on right-padded rows; the causal mask alone keeps the padding out of real tokens.
+@dataclass(frozen=True)
+class Prefix:
+    """Tokens that every row begins with (the chat template's system turn), worked out once.
 
-    Layers are called one by one, since a hook or `output_hidden_states` would not be safe from two threads.
+    Attributes:
+        states: [P, NUM_AUX + 1, H]; keys, values: per layer, [1, kv_heads, P, head_dim], rotated.
+    """
+
+    states: Tensor
+    keys: list[Tensor]
+    values: list[Tensor]
+
+
+@torch.no_grad()
+def target_forward(model: Any, tokens: Tensor, prefix: Prefix | None = None) -> tuple[Tensor, Prefix]:
+    """Hidden states of a Llama target on right-padded rows; the causal mask alone keeps padding out of real tokens.
+
+    The layers are spelled out for the shared prefix, and since hooks would not be safe from two threads.
 
     Args:
         model: the target's `LlamaModel` (no head).
-        tokens: int64 [B, T].
+        tokens: int64 [B, T], what follows the prefix.
 
     Returns:
-        [B, T, NUM_AUX + 1, H]: the inputs of the aux layers, then the last state after the final norm.
+        [B, T, NUM_AUX + 1, H]: the inputs of the aux layers, then the last state after the final norm; for B = 1
+        what makes these tokens the prefix of further calls.
     """
     hidden = model.embed_tokens(tokens)
-    positions = torch.arange(tokens.shape[1])[None]
-    rotary = model.rotary_emb(hidden, positions)
-    kept = []
+    start = len(prefix.states) if prefix else 0
+    positions = torch.arange(start, start + tokens.shape[1])[None]
+    cos, sin = model.rotary_emb(hidden, positions)
+    kept, all_keys, all_values = [], [], []
     for index, layer in enumerate(model.layers):
         if index in aux_layers(len(model.layers)):
             kept.append(hidden)
-        hidden = layer(hidden, attention_mask=None, position_ids=positions, position_embeddings=rotary)
-    return torch.stack([*kept, model.norm(hidden)], dim=2)
+        attn, x = layer.self_attn, layer.input_layernorm(hidden)
+        queries, keys, values = (
+            project(x).unflatten(-1, (-1, attn.head_dim)).transpose(1, 2)
+            for project in (attn.q_proj, attn.k_proj, attn.v_proj)
+        )
+        queries, keys = apply_rotary_pos_emb(queries, keys, cos, sin)
+        if prefix:
+            keys = torch.cat((prefix.keys[index].expand(len(tokens), -1, -1, -1), keys), dim=2)
+            values = torch.cat((prefix.values[index].expand(len(tokens), -1, -1, -1), values), dim=2)
+        all_keys.append(keys)
+        all_values.append(values)
+        hidden = hidden + attn.o_proj(Context(keys, values, positions).attend(queries))
+        hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+    states = torch.stack([*kept, model.norm(hidden)], dim=2)
+    return states, Prefix(states[0], all_keys, all_values)
+
+
+def common_prefix(rows: list[Row]) -> tuple[int, ...]:
+    """The tokens that all prompts begin with."""
+    lowest, highest = min(row.prompt_ids for row in rows), max(row.prompt_ids for row in rows)
+    same = [a == b for a, b in zip(lowest, highest, strict=False)]
+    return lowest[: (same + [False]).index(False)]
 
 
 class TargetStates:
@@ -62,6 +100,7 @@ class TargetStates:
         _check_owner(folder / "owner.json", {"fingerprint": fingerprint, "num_tokens": int(self.starts[-1])})
         shape = (int(self.starts[-1]), NUM_AUX + 1, model.config.hidden_size)
         self._states = torch.from_numpy(_open_map(folder / "states.bin", np.int16, shape)).view(torch.bfloat16)
+        _, self._prefix = target_forward(model, torch.tensor([common_prefix(rows)]))
         self._done = _open_map(folder / "done.bin", np.bool_, (len(rows),))
 
     def get(self, indices: list[int]) -> tuple[Tensor, Tensor]:
@@ -82,9 +121,12 @@ class TargetStates:
         return tokens, states
 
     def _fill(self, indices: list[int], tokens: Tensor) -> None:
-        states = target_forward(self.model, tokens)
+        shared = len(self._prefix.states)
+        states, _ = target_forward(self.model, tokens[:, shared:], self._prefix)
         for slot, i in enumerate(indices):
-            self._states[self.starts[i] : self.starts[i + 1]] = states[slot, : len(self.rows[i])].to(torch.bfloat16)
+            start, end = self.starts[i : i + 2]
+            self._states[start : start + shared] = self._prefix.states.to(torch.bfloat16)
+            self._states[start + shared : end] = states[slot, : end - start - shared].to(torch.bfloat16)
         self._done[indices] = True
 
 

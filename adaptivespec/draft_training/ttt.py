@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adaptivespec.draft_training.model import Context, Eagle3Draft
+from adaptivespec.draft_training.attention import Context
+from adaptivespec.draft_training.model import Eagle3Draft
 
 
 @dataclass(frozen=True)

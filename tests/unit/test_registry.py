@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -309,7 +310,7 @@ def test_num_switches_is_the_number_of_changes(walk):
     for key in walk:
         assert registry.swap(key) == [key]
         assert log.activated[-1] == [key]
-    changes = sum(a != b for a, b in zip(walk, walk[1:], strict=False))
+    changes = sum(a != b for a, b in pairwise(walk))
     assert registry.num_switches == changes == len(log.activated) - 1
 
 

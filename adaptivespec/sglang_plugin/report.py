@@ -1,0 +1,154 @@
+"""What ADAPTIVE tells the outside: Prometheus counters, `/server_info`, and the details of a response."""
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from adaptivespec.metrics import ServerCounts
+from adaptivespec.shapes import TreeShape
+
+if TYPE_CHECKING:
+    from adaptivespec.sglang_plugin.worker import AdaptiveWorker
+
+SHAPE_HISTOGRAM_KEY = "spec_shape_histogram"
+_PREFIX = "adaptivespec:"
+
+
+class Reporter:
+    """Counts the steps of one scheduler and shows them. The counters belong to the scheduler's process.
+
+    Args:
+        worker: whose policy and states are reported.
+    """
+
+    def __init__(self, worker: "AdaptiveWorker") -> None:
+        self._worker = worker
+        self.counts = ServerCounts()
+        self._prometheus: PrometheusCounters | None = None
+
+    def record_step(self, shape: TreeShape, num_accepted: list[int]) -> None:
+        """Count one step of a batch; ``num_accepted`` leaves the bonus token out."""
+        counts = self.counts
+        policy_counts = self._worker.policy.counts
+        switches = counts.shape_switches
+        counts.record_step(shape, num_accepted)
+        trips, recoveries = (
+            policy_counts.trips - counts.breaker_trips,
+            policy_counts.recoveries - counts.breaker_recoveries,
+        )
+        counts.breaker_trips, counts.breaker_recoveries = policy_counts.trips, policy_counts.recoveries
+        if self._prometheus is not None and num_accepted:
+            self._prometheus.record(shape, num_accepted, counts.shape_switches - switches, trips, recoveries)
+
+    def start_prometheus(self) -> None:
+        """Begin to feed Prometheus; SGLang has set up its multi-process folder by now."""
+        self._prometheus = PrometheusCounters()
+
+    def server_info(self) -> dict[str, Any]:
+        """The effective config, the states and the counters, as JSON types."""
+        worker, counts = self._worker, self.counts
+        return {
+            "config": worker.config.to_dict(),
+            "start_shape": str(worker.start_shape),
+            "shapes": [str(shape) for shape in worker.policy.shapes],
+            "states": worker.states.report().to_dict(),
+            "counts": {
+                "verify_steps": counts.verify_steps,
+                "proposed": counts.proposed,
+                "accepted": counts.accepted,
+                "accept_rate": counts.accept_rate,
+                "accept_length": counts.accept_length,
+                "steps_per_shape": {str(shape): steps for shape, steps in sorted(counts.steps_per_shape.items())},
+                "shape_switches": counts.shape_switches,
+                "breaker_trips": counts.breaker_trips,
+                "breaker_recoveries": counts.breaker_recoveries,
+                "bad_signals": worker.policy.counts.bad_signals,
+            },
+        }
+
+
+class PrometheusCounters:
+    """The counters on ``/metrics``, all of them monotonic, so that ``rate()`` works on them."""
+
+    def __init__(self) -> None:
+        from prometheus_client import Counter
+
+        def counter(name: str, text: str, *labels: str) -> Any:
+            return Counter(f"{_PREFIX}{name}", text, labels)
+
+        self._proposed = counter("proposed_drafts", "draft tokens offered to the target")
+        self._accepted = counter("accepted_drafts", "draft tokens accepted, bonus tokens not counted")
+        self._verify_steps = counter("verify_steps", "verify steps, summed over requests")
+        self._steps = counter("steps", "batch steps by tree shape (num_steps, topk, num_draft_tokens)", "shape")
+        self._switches = counter("shape_switches", "batch steps whose shape differed from the one before")
+        self._trips = counter("breaker_trips", "requests cut off by the circuit breaker")
+        self._recoveries = counter("breaker_recoveries", "requests whose circuit breaker closed again")
+
+    def record(self, shape: TreeShape, num_accepted: list[int], switches: int, trips: int, recoveries: int) -> None:
+        """Add one step of a batch."""
+        self._proposed.inc(shape.num_drafts * len(num_accepted))
+        self._accepted.inc(sum(num_accepted))
+        self._verify_steps.inc(len(num_accepted))
+        self._steps.labels(str(shape)).inc()
+        self._switches.inc(switches)
+        self._trips.inc(trips)
+        self._recoveries.inc(recoveries)
+
+
+def install_in_scheduler(reporter: Reporter) -> None:
+    """Show the reporter in `/server_info` and shape histograms in responses. Once, in the scheduler's process."""
+    from sglang.srt.managers.scheduler_components.internal_state import InternalStateManager
+    from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
+
+    add_speculative = InternalStateManager._add_speculative
+
+    @functools.wraps(add_speculative)
+    def add_adaptive(self: Any, state: dict[str, Any]) -> None:
+        add_speculative(self, state)
+        state["adaptive"] = reporter.server_info()
+
+    InternalStateManager._add_speculative = add_adaptive
+    SchedulerOutputStreamer.has_additional_customized_info = True
+    SchedulerOutputStreamer.build_additional_customized_info = _shape_histograms
+    SchedulerOutputStreamer.is_request_level_customized_info_key = lambda self, key: key == SHAPE_HISTOGRAM_KEY
+
+
+def _shape_histograms(self: Any, reqs: list[Any]) -> dict[str, list]:
+    """One list a request: its histogram once it has finished, nothing before."""
+    values = []
+    for request in reqs:
+        counts = getattr(request, "adaptive_counts", None)
+        is_due = counts is not None and request.finished()
+        values.append([counts.to_meta()[SHAPE_HISTOGRAM_KEY]] if is_due else [])
+    return {SHAPE_HISTOGRAM_KEY: values}
+
+
+def install_in_tokenizer() -> None:
+    """Make the accept rate of a response count what was really proposed. Acts on ADAPTIVE's responses only."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager._calculate_spec_decoding_metrics",
+        _correct_spec_metrics,
+        HookType.AFTER,
+    )
+
+
+def _correct_spec_metrics(result: None, self: Any, meta_info: dict[str, Any], recv_obj: Any, i: int) -> None:
+    histogram = meta_info.get(SHAPE_HISTOGRAM_KEY)
+    if isinstance(histogram, list):
+        if histogram:
+            meta_info[SHAPE_HISTOGRAM_KEY] = histogram[-1]
+        else:
+            del meta_info[SHAPE_HISTOGRAM_KEY]
+    if not _is_adaptive() or "spec_verify_ct" not in meta_info:
+        return
+    # Every step reports its width as SGLang's "cap", so the sum is what was proposed.
+    proposed = recv_obj.spec_num_cap_tokens[i]
+    meta_info["spec_num_proposed_drafts"] = proposed
+    meta_info["spec_accept_rate"] = meta_info["spec_num_correct_drafts"] / proposed if proposed else 0.0
+
+
+def _is_adaptive() -> bool:
+    from sglang.srt.runtime_context import get_spec
+
+    return (get_spec().speculative_algorithm or "").upper() == "ADAPTIVE"

@@ -1,0 +1,103 @@
+"""The worker behind ADAPTIVE: one decode step, readable in one place."""
+
+import functools
+import logging
+from typing import Any
+
+import torch
+from sglang.srt.managers.auxiliary_output import append_auxiliary_output
+from sglang.srt.runtime_context import get_observability, get_spec
+from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
+
+from adaptivespec.config import AdaptiveConfig
+from adaptivespec.metrics import RequestCounts
+from adaptivespec.policy import StepResult, make_policy
+from adaptivespec.shapes import TreeShape
+from adaptivespec.sglang_plugin import contract
+from adaptivespec.sglang_plugin.draft_worker import MIN_RELAY_WIDTH, AdaptiveDraftWorker
+from adaptivespec.sglang_plugin.report import Reporter, install_in_scheduler
+from adaptivespec.sglang_plugin.resolve import effective_settings
+from adaptivespec.sglang_plugin.signals import StepSignal
+from adaptivespec.sglang_plugin.states import RuntimeStates
+from adaptivespec.sglang_plugin.verify_step import VerifyStep
+
+logger = logging.getLogger(__name__)
+
+
+class AdaptiveWorker(EAGLEWorkerV2):
+    """EAGLE-3 worker that chooses the tree shape of every step.
+
+    A step: the policy chooses a shape from what earlier steps revealed; its runtime state is swapped in; SGLang drafts,
+    verifies and extends the draft; the step's signals travel back to the policy with its tokens.
+    """
+
+    config: AdaptiveConfig
+
+    def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
+        contract.check(contract.WORKER)
+        super().__init__(server_args, gpu_id, nccl_port, target_worker)
+        settings = effective_settings(get_spec().speculative_adaptive_config, server_args)
+        self.config = settings.config
+        self.start_shape = settings.start
+        self.policy = make_policy(settings.config, settings.start)
+        self._draft_worker.__class__ = AdaptiveDraftWorker
+        self._draft_worker.relay_width = max(MIN_RELAY_WIDTH, get_spec().speculative_eagle_topk)
+        self.reporter = Reporter(self)
+        install_in_scheduler(self.reporter)
+        if get_observability().enable_metrics:
+            self.reporter.start_prometheus()
+        # Each state captures the target's verify graphs for its own width; SGLang's start-up capture would be for the
+        # envelope, which no step runs with.
+        target_worker.init_cuda_graphs = functools.partial(
+            target_worker.init_cuda_graphs, capture_decode_cuda_graph=False
+        )
+
+    def init_cuda_graphs(self) -> None:
+        super().init_cuda_graphs()
+        self.verify_step = VerifyStep(self.target_worker.model_runner, self.device)
+        self.states = RuntimeStates(self, self.config.graphs)
+        shapes = self.policy.shapes
+        self.states.build_all((self.start_shape, *(shape for shape in shapes if shape != self.start_shape)))
+
+    @property
+    def spec_v2_attn_backends(self) -> tuple:
+        return tuple(self.states.attention_backends())
+
+    def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if batch.forward_mode.is_idle():
+            return super().forward_batch_generation(batch, *args, **kwargs)
+        self.verify_step.begin(batch.reqs)
+        if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
+            result = super().forward_batch_generation(batch, *args, **kwargs)
+            self._attach_signal(result, None)
+            return result
+
+        shape = self.policy.choose([request.rid for request in batch.reqs])
+        self.states.swap(shape)
+        result = super().forward_batch_generation(batch, *args, **kwargs)
+        result.cap_lens = torch.full_like(result.accept_lens, shape.num_drafts)
+        self._attach_signal(result, shape)
+        return result
+
+    def _attach_signal(self, result: Any, shape: TreeShape | None) -> None:
+        top1_probs = result.next_draft_input.topk_p[:, 0].clone()
+        signal = StepSignal(top1_probs, result.accept_lens if shape else None, shape, self)
+        output = result.logits_output
+        output.auxiliary_device_output = append_auxiliary_output(output.auxiliary_device_output, signal)
+
+    # -- what the signals bring back, see `signals.SignalSink`
+
+    def on_prefill(self, requests: list[Any], top1_probs: list[float]) -> None:
+        for request, top1_prob in zip(requests, top1_probs, strict=True):
+            if not hasattr(request, "adaptive_counts"):  # a retracted request is prefilled again
+                request.adaptive_counts = RequestCounts()
+            self.policy.start(request.rid, top1_prob)
+
+    def on_step(self, requests: list[Any], shape: TreeShape, num_accepted: list[int], top1_probs: list[float]) -> None:
+        self.reporter.record_step(shape, num_accepted)
+        for request, accepted, top1_prob in zip(requests, num_accepted, top1_probs, strict=True):
+            request.adaptive_counts.record(shape, accepted)
+            self.policy.observe(StepResult(request.rid, shape, accepted, top1_prob))
+
+    def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
+        self.policy.finish(rid)

@@ -1,0 +1,192 @@
+"""Train an EAGLE-3 draft for the demo target on its own answers, or measure a draft's agreement with it.
+
+Train (goes on from its last checkpoint when started again with the same --out):
+    python scripts/train_draft.py --corpus corpus.jsonl.gz --out runs/draft
+Measure any draft folder on the held-out rows:
+    python scripts/train_draft.py --corpus corpus.jsonl.gz --out runs/draft --evaluate FOLDER
+"""
+
+import argparse
+import json
+import logging
+import platform
+import shlex
+import sys
+import time
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from adaptivespec.demo.target import prepare_target
+from adaptivespec.draft_training.corpus import Row, count_draft_vocab, file_sha256, load_rows, split_rows
+from adaptivespec.draft_training.loop import LoopOptions, Trainer, measure_agreement
+from adaptivespec.draft_training.model import Eagle3Draft, draft_config, init_from_target, load_draft, save_draft
+from adaptivespec.draft_training.target_states import TargetStates
+from adaptivespec.draft_training.ttt import LossOptions
+from adaptivespec.errors import AdaptiveSpecError
+
+log = logging.getLogger("train_draft")
+NUM_AGREEMENT_STEPS = 5
+NUM_PROGRESS_ROWS = 32
+
+
+@dataclass(frozen=True)
+class Material:
+    """Target and corpus of one training."""
+
+    model: Any
+    states: TargetStates
+    rows: list[Row]
+    train: list[int]
+    held_out: list[int]
+    corpus_sha256: str
+
+    @property
+    def held_out_greedy(self) -> list[int]:
+        return [i for i in self.held_out if self.rows[i].greedy]
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    loop, loss = LoopOptions(num_steps=1600, decay_steps=800), LossOptions()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--corpus", type=Path, required=True, help="jsonl or jsonl.gz: prompt, ids, greedy")
+    add("--out", type=Path, required=True, help="folder for checkpoint, target states (about 4 GB) and draft")
+    add("--target", type=Path, help="folder of the target; default: the demo target, fetched if need be")
+    add(
+        "--evaluate",
+        type=Path,
+        metavar="DRAFT",
+        help="train nothing; print this draft's agreement on the held-out rows",
+    )
+    add("--steps", type=int, default=loop.num_steps, help="optimizer steps in all (%(default)s)")
+    add(
+        "--decay-steps",
+        type=int,
+        default=loop.decay_steps,
+        help="last steps, over which the rate falls to zero (%(default)s); before them --steps may still be changed",
+    )
+    add("--learning-rate", type=float, default=loop.learning_rate, help="plateau of the rate (%(default)s)")
+    add("--micro-batch", type=int, default=loop.micro_batch, help="rows a thread works on at once (%(default)s)")
+    add("--micro-batches", type=int, default=loop.micro_batches, help="of these, in one optimizer step (%(default)s)")
+    add("--workers", type=int, default=loop.num_workers, help="threads (%(default)s); no effect on the result")
+    add(
+        "--row-share",
+        type=float,
+        default=loss.row_share,
+        help="share of the rows that draft steps after the first are trained on (%(default)s)",
+    )
+    add(
+        "--feature-weight",
+        type=float,
+        default=loss.feature_weight,
+        help="weight of the distance to the target's own state (%(default)s)",
+    )
+    add("--train-on", choices=("greedy", "all"), default="greedy", help="rows to train on (%(default)s)")
+    add("--draft-vocab", type=int, default=8192, help="size of the draft vocabulary (%(default)s)")
+    add("--held-out", type=int, default=200, help="rows kept out of training, drawn by the seed (%(default)s)")
+    add("--seed", type=int, default=loop.seed, help="of split, order and draws (%(default)s)")
+    return parser.parse_args(argv)
+
+
+def load_material(args: argparse.Namespace) -> Material:
+    folder = args.target or prepare_target()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False).model
+    rows = load_rows(args.corpus, tokenizer)
+    train, held_out = split_rows(rows, args.held_out, args.seed)
+    if args.train_on == "greedy":
+        train = [i for i in train if rows[i].greedy]
+    corpus_sha256 = file_sha256(args.corpus)
+    fingerprint = f"target {file_sha256(folder / 'model.safetensors')} corpus {corpus_sha256}"
+    states = TargetStates(args.out / "target_states", model, rows, fingerprint)
+    return Material(model, states, rows, train, held_out, corpus_sha256)
+
+
+def train(args: argparse.Namespace, material: Material) -> dict[str, Any]:
+    """Train, save the draft and its record in the out folder, and return the record."""
+    loop = LoopOptions(
+        num_steps=args.steps,
+        decay_steps=args.decay_steps,
+        learning_rate=args.learning_rate,
+        micro_batch=args.micro_batch,
+        micro_batches=args.micro_batches,
+        num_workers=args.workers,
+        seed=args.seed,
+    )
+    loss = LossOptions(row_share=args.row_share, feature_weight=args.feature_weight)
+    torch.manual_seed(args.seed)
+    token_ids, coverage = count_draft_vocab(
+        [material.rows[i] for i in material.train], material.model.config.vocab_size, args.draft_vocab
+    )
+    draft = Eagle3Draft(draft_config(material.model.config, args.draft_vocab), token_ids)
+    init_from_target(draft, material.model)
+    trainer = Trainer(draft, material.states, material.train, args.out, loop, loss)
+    trainer.run(lambda trainer: report_progress(trainer, material))
+    save_draft(draft, args.out / "draft")
+    record = {
+        "command": f"python {shlex.join(sys.argv)}",
+        "agreement_held_out_greedy": agreement(draft, material),
+        "held_out_rows": material.held_out,
+        "num_held_out_greedy": len(material.held_out_greedy),
+        "num_train_rows": len(material.train),
+        "num_train_answer_tokens": sum(len(material.rows[i].answer_ids) for i in material.train),
+        "draft_vocab_coverage": round(coverage, 4),
+        "epochs": round(args.steps * loop.micro_batch * loop.micro_batches / len(material.train), 2),
+        "seconds": round(trainer.seconds),
+        "corpus_sha256": material.corpus_sha256,
+        "loop": asdict(loop),
+        "loss": asdict(loss),
+        "versions": {"python": platform.python_version()}
+        | {name: version(name) for name in ("torch", "transformers", "adaptivespec")},
+    }
+    (args.out / "draft" / "TRAINING.json").write_text(json.dumps(record, indent=2) + "\n")
+    return record
+
+
+def report_progress(trainer: Trainer, material: Material) -> None:
+    figures = measure_agreement(
+        trainer.draft, material.states, material.held_out_greedy[:NUM_PROGRESS_ROWS], NUM_AGREEMENT_STEPS
+    )
+    log.info(
+        "step %d, %.0f s: agreement on %d held-out rows %s",
+        trainer.step,
+        trainer.seconds,
+        NUM_PROGRESS_ROWS,
+        " ".join(f"{x:.3f}" for x in figures),
+    )
+
+
+def agreement(draft: Eagle3Draft, material: Material) -> list[float]:
+    figures = measure_agreement(draft, material.states, material.held_out_greedy, NUM_AGREEMENT_STEPS)
+    return [round(x, 4) for x in figures]
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    args = parse_args()
+    started = time.monotonic()
+    try:
+        material = load_material(args)
+        if args.evaluate:
+            figures = agreement(load_draft(args.evaluate), material)
+            result = {"draft": str(args.evaluate), "agreement_held_out_greedy": figures}
+        else:
+            record = train(args, material)
+            result = {
+                "draft": str(args.out / "draft"),
+                **{k: record[k] for k in ("agreement_held_out_greedy", "epochs")},
+            }
+    except AdaptiveSpecError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(json.dumps(result | {"seconds": round(time.monotonic() - started)}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
