@@ -1,6 +1,7 @@
 """The training loop: micro-batches on worker threads, AdamW, warm-up, plateau, linear decay, checkpoints."""
 
 import random
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -101,7 +102,7 @@ class Trainer:
         self.order = BatchOrder({i: len(states.rows[i]) for i in train_rows}, loop.micro_batch, loop.seed)
         self.params = [p for p in draft.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
-            self.params, lr=loop.learning_rate, betas=(0.9, 0.95), weight_decay=loop.weight_decay, foreach=True
+            self.params, lr=loop.learning_rate, betas=(0.9, 0.95), weight_decay=loop.weight_decay
         )
         self.step, self.seconds = 0, 0.0
         self.checkpoint = folder / "checkpoint.pt"
@@ -111,20 +112,19 @@ class Trainer:
         """Train up to `num_steps`, with a progress bar; saves a checkpoint and calls back at each interval."""
         if self.checkpoint.exists():
             self._load()
-        clock = _Clock()
         with (
             ThreadPoolExecutor(self.loop.num_workers, initializer=torch.set_num_threads, initargs=(1,)) as pool,
-            tqdm(total=self.loop.num_steps, initial=self.step, desc="training", smoothing=0.05, mininterval=5) as bar,
+            tqdm(total=self.loop.num_steps, initial=self.step, desc="training", mininterval=5) as bar,
         ):
             while self.step < self.loop.num_steps:
+                started = time.monotonic()
                 loss = self._optimizer_step(pool)
-                self.seconds += clock.lap()
+                self.seconds += time.monotonic() - started
                 bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
                 bar.update()
                 if self.step % self.loop.checkpoint_every == 0 or self.step == self.loop.num_steps:
                     self._save()
                     on_checkpoint(self)
-                    clock.lap()
 
     def _optimizer_step(self, pool: ThreadPoolExecutor) -> float:
         first = self.step * self.loop.micro_batches
@@ -164,18 +164,6 @@ class Trainer:
         self.draft.load_state_dict(saved["draft"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.step, self.seconds = saved["step"], saved["seconds"]
-
-
-class _Clock:
-    def __init__(self) -> None:
-        import time
-
-        self._now = time.monotonic
-        self._last = self._now()
-
-    def lap(self) -> float:
-        before, self._last = self._last, self._now()
-        return self._last - before
 
 
 @torch.no_grad()

@@ -120,7 +120,7 @@ WORKER: tuple[Touch, ...] = (
     Touch("srt.model_executor.runner:DecodeCudaGraphRunner", None, "call", "verify graphs by state"),
     Touch("srt.runtime_context:get_context", "", "call", "configuration while a state is being built"),
     Touch(
-        "srt.managers.scheduler_components.internal_state:InternalStateManager._add_speculative",
+        "srt.managers.scheduler_components.internal_state:SchedulerInternalStateController._add_speculative",
         "state",
         "wrap",
         "/server_info",

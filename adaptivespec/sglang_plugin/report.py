@@ -96,17 +96,17 @@ class PrometheusCounters:
 
 def install_in_scheduler(reporter: Reporter) -> None:
     """Show the reporter in `/server_info` and shape histograms in responses. Once, in the scheduler's process."""
-    from sglang.srt.managers.scheduler_components.internal_state import InternalStateManager
+    from sglang.srt.managers.scheduler_components.internal_state import SchedulerInternalStateController
     from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 
-    add_speculative = InternalStateManager._add_speculative
+    add_speculative = SchedulerInternalStateController._add_speculative
 
     @functools.wraps(add_speculative)
     def add_adaptive(self: Any, state: dict[str, Any]) -> None:
         add_speculative(self, state)
         state["adaptive"] = reporter.server_info()
 
-    InternalStateManager._add_speculative = add_adaptive
+    SchedulerInternalStateController._add_speculative = add_adaptive
     SchedulerOutputStreamer.has_additional_customized_info = True
     SchedulerOutputStreamer.build_additional_customized_info = _shape_histograms
     SchedulerOutputStreamer.is_request_level_customized_info_key = lambda self, key: key == SHAPE_HISTOGRAM_KEY

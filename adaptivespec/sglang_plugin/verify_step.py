@@ -6,7 +6,6 @@ For that, `eagle_sample` is told that every batch verifies greedily, and the tre
 names in SGLang's modules are bound once, in the process of this worker; they are in the contract table.
 """
 
-import functools
 import random
 from typing import Any
 
@@ -62,8 +61,8 @@ class VerifyStep:
         self._inputs: tuple[Any, Any, Any] | None = None  # verify input, batch, logits output of the step under way
         self._eagle_sample = eagle_worker_common.eagle_sample
         self._walk = eagle_utils.verify_tree_greedy_func
-        eagle_worker_common.eagle_sample = functools.wraps(self._eagle_sample)(self._sample)
-        eagle_utils.verify_tree_greedy_func = functools.wraps(self._walk)(self._choose_and_walk)
+        eagle_worker_common.eagle_sample = self._sample
+        eagle_utils.verify_tree_greedy_func = self._choose_and_walk
         eagle_utils._verify_uses_greedy = lambda **_: True
         sampler = target_runner.sampler
         self._sample_from_probs = sampler._sample_from_probs
