@@ -1,5 +1,8 @@
 """Adaptive EAGLE-3 speculative decoding for SGLang: the algorithm `ADAPTIVE`, with a tree shape chosen at every step."""
 
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
-__version__ = version("adaptivespec")
+try:
+    __version__ = version("adaptivespec")
+except PackageNotFoundError:  # a checkout that is not installed, as `scripts/gpu_check.py` runs on a bare machine
+    __version__ = "0+unknown"

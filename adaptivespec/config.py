@@ -5,7 +5,7 @@ JSON layout, every key optional:
     {"policy": "dcs",
      "shape": {"range": "default", "start": null},
      "dcs": {"divisor": 0.5, "alpha": 0.3, "initial_rar": 0.5, "breaker_steps": 5},
-     "graphs": {"memory_budget_gb": null, "max_batch_size": null}}
+     "graphs": {"memory_budget_gb": null, "max_batch_size": null, "max_rows": null}}
 """
 
 import json
@@ -104,13 +104,15 @@ class DcsConfig(_Section):
 
 @dataclass(frozen=True)
 class GraphConfig(_Section):
-    """What the runtime states may take. Without CUDA nothing is captured and both are without effect.
+    """What the runtime states may take. Without CUDA nothing is captured and none of it has an effect. All: this project.
 
     Args:
         memory_budget_gb: bytes that all captured states may take together, in units of 2**30 bytes, as SGLang logs
             them; above 0, at most 100000. Over it the server refuses to start. null: no limit of our own.
         max_batch_size: largest batch size to capture graphs for; 1 to 4096. null: SGLang's own limit.
-            Both: this project.
+        max_rows: most token rows, batch size times num_draft_tokens (the root counted), of a captured verify graph; 1 to
+            1000000. States with more rows a request are captured for fewer batch sizes, at least for the smallest, and
+            larger batches run without a graph. null: no limit by rows.
     """
 
     SECTION: ClassVar[str] = "graphs"
@@ -118,6 +120,7 @@ class GraphConfig(_Section):
         default=None, metadata={"check": optional(number(above=0.0, high=100_000.0))}
     )
     max_batch_size: int | None = field(default=None, metadata={"check": optional(integer(1, 4096))})
+    max_rows: int | None = field(default=None, metadata={"check": optional(integer(1, 1_000_000))})
 
     @property
     def memory_budget_bytes(self) -> int | None:

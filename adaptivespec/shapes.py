@@ -31,13 +31,16 @@ def max_nodes(num_steps: int, topk: int) -> int:
 class TreeShape:
     """The shape of one draft tree; always legal, else `ConfigError` at construction.
 
-    `(0, 1, 1)`, `NO_SPECULATION`, drafts nothing. Any other shape has at least one step, and with topk 1 it is a chain:
-    num_draft_tokens is then num_steps + 1. Ordered as the tuple of its fields; hashable; prints as `(3,4,4)`.
+    `(0, 1, 1)`, `NO_SPECULATION`, drafts nothing. Any other shape has at least one step. With topk 1 it is a chain:
+    num_draft_tokens is then num_steps + 1. With more it is a tree, with at least so many: SGLang moves the accepted path,
+    num_steps + 1 columns of it, to the front of num_draft_tokens slots (`_compact_accept_to_front`). Ordered as the
+    tuple of its fields; hashable; prints as `(3,4,4)`.
 
     Args:
         num_steps: depth of the draft, 0 to 64. The first step is the one read off the draft-extend pass.
         topk: children drafted for each expanded node, 1 to 64.
-        num_draft_tokens: nodes that the target verifies, THE ROOT INCLUDED, 2 to 256, and not more than the draft can offer.
+        num_draft_tokens: nodes that the target verifies, THE ROOT INCLUDED, num_steps + 1 to 256, and not more than the
+            draft can offer.
     """
 
     num_steps: int
@@ -120,10 +123,10 @@ def _check(num_steps: Any, topk: Any, num_draft_tokens: Any, where: str) -> None
             f"num_draft_tokens = num_steps + 1 = {num_steps + 1} with topk 1, the root counted",
             "change num_draft_tokens, the third number",
         )
-    most = min(MAX_NUM_DRAFT_TOKENS, max_nodes(num_steps, topk))
-    if not 2 <= num_draft_tokens <= most:
+    least, most = num_steps + 1, min(MAX_NUM_DRAFT_TOKENS, max_nodes(num_steps, topk))
+    if not least <= num_draft_tokens <= most:
         raise refuse(
-            f"num_draft_tokens from 2 to {most} with num_steps {num_steps} and topk {topk}, the root counted",
+            f"num_draft_tokens from {least} to {most} with num_steps {num_steps} and topk {topk}, the root counted",
             "change num_draft_tokens, the third number",
         )
 
@@ -147,9 +150,9 @@ def envelope(shapes: Iterable[TreeShape]) -> TreeShape:
 class ShapeRange:
     """The shapes between two ends, as a step function of t in [0, 1].
 
-    Each coordinate is `low + (high - low) * t`, rounded half up on its own; then a chain (topk 1) takes
-    num_draft_tokens = num_steps + 1, and a tree is cut to the nodes that its draft can offer. Any coordinate may rise
-    or fall. Source: design of this project after the AdaptiveSpec paper (topk there is written with 1 - t, the same number).
+    Each coordinate is `low + (high - low) * t`, rounded half up on its own; then num_draft_tokens is cut to the nodes
+    that a draft of this depth and width can offer: for a chain (topk 1) num_steps + 1. Any coordinate may rise or fall.
+    Source: design of this project after the AdaptiveSpec paper (topk there is written with 1 - t, the same number).
 
     Args:
         low: the shape at t = 0.
@@ -224,8 +227,8 @@ class ShapeRange:
             math.floor(low + (high - low) * t + Fraction(1, 2))
             for low, high in zip(self.low.to_list(), self.high.to_list(), strict=True)
         )
-        if topk == 1:
-            return TreeShape(num_steps, 1, num_steps + 1)
+        # At least num_steps + 1 without help: both ends have it, and interpolation and rounding keep the order. It is also
+        # the most that a chain offers.
         return TreeShape(num_steps, topk, min(num_draft_tokens, max_nodes(num_steps, topk)))
 
 

@@ -10,6 +10,7 @@ import argparse
 import json
 import logging
 import platform
+import random
 import shlex
 import sys
 import time
@@ -87,6 +88,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help="weight of the distance to the target's own state (%(default)s)",
     )
     add("--train-on", choices=("greedy", "all"), default="greedy", help="rows to train on (%(default)s)")
+    add("--max-train-rows", type=int, default=0, help="train on this many of them, drawn by the seed; 0: on all")
     add("--draft-vocab", type=int, default=8192, help="size of the draft vocabulary (%(default)s)")
     add("--held-out", type=int, default=200, help="rows kept out of training, drawn by the seed (%(default)s)")
     add("--seed", type=int, default=loop.seed, help="of split, order and draws (%(default)s)")
@@ -101,6 +103,8 @@ def load_material(args: argparse.Namespace) -> Material:
     train, held_out = split_rows(rows, args.held_out, args.seed)
     if args.train_on == "greedy":
         train = [i for i in train if rows[i].greedy]
+    if args.max_train_rows:
+        train = sorted(random.Random(args.seed).sample(train, min(args.max_train_rows, len(train))))
     corpus_sha256 = file_sha256(args.corpus)
     fingerprint = f"target {file_sha256(folder / 'model.safetensors')} corpus {corpus_sha256}"
     states = TargetStates(args.out / "target_states", model, rows, fingerprint)

@@ -81,7 +81,12 @@ def patch_model_modules() -> None:
 
 def _wrap(owner: type, name: str, wrapper: Any) -> None:
     original = getattr(owner, name)
-    setattr(owner, name, functools.wraps(original)(functools.partialmethod(wrapper, original)))
+
+    @functools.wraps(original)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return wrapper(self, original, *args, **kwargs)
+
+    setattr(owner, name, wrapped)
 
 
 def _with_cpu_tree(

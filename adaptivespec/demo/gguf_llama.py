@@ -45,32 +45,34 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
     Raises:
         GgufError: another architecture than llama, or a tensor with an unknown name.
     """
+    config, weights = read_gguf(gguf)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+
+
+def read_gguf(gguf: Path) -> tuple[LlamaConfig, dict[str, Tensor]]:
+    """Config and dequantised bf16 weights of a Llama GGUF file, named and laid out as Hugging Face does."""
     reader = GGUFReader(gguf)
-    fields = {
-        name: field.contents() for name, field in reader.fields.items() if name.startswith(("general.", "llama."))
-    }
+    fields = {name: field.contents() for name, field in reader.fields.items() if name.startswith(("general.", "llama."))}
     if fields["general.architecture"] != "llama":
         raise GgufError(
-            where=str(gguf),
+            where=gguf.name,
             found=f"architecture {fields['general.architecture']!r}",
             expected="'llama'",
             fix="use a GGUF file of a Llama model",
         )
-    config = _config(fields, tied="output.weight" not in {tensor.name for tensor in reader.tensors})
+    rotary_heads = {"q_proj": fields["llama.attention.head_count"], "k_proj": fields["llama.attention.head_count_kv"]}
     weights = {}
     for tensor in tqdm(reader.tensors, desc="dequantising", unit="tensor"):
         name = hf_name(tensor.name)
         shape = [int(size) for size in reversed(tensor.shape)]
         weight = torch.from_numpy(np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)).view(shape)
-        if name.endswith("q_proj.weight"):
-            weight = interleaved_to_half_split(weight, config.num_attention_heads)
-        elif name.endswith("k_proj.weight"):
-            weight = interleaved_to_half_split(weight, config.num_key_value_heads)
+        if num_heads := rotary_heads.get(name.split(".")[-2]):
+            weight = interleaved_to_half_split(weight, num_heads)
         weights[name] = weight.to(torch.bfloat16).contiguous()
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    config.vocab_size = weights["model.embed_tokens.weight"].shape[0]
-    config.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+    vocab_size = len(weights["model.embed_tokens.weight"])
+    return _config(fields, vocab_size, tied="lm_head.weight" not in weights), weights
 
 
 def hf_name(name: str) -> str:
@@ -96,10 +98,11 @@ def interleaved_to_half_split(weight: Tensor, num_heads: int) -> Tensor:
     return weight.reshape(num_heads, rows // num_heads // 2, 2, *rest).swapaxes(1, 2).reshape(weight.shape)
 
 
-def _config(fields: dict[str, Any], *, tied: bool) -> LlamaConfig:
+def _config(fields: dict[str, Any], vocab_size: int, *, tied: bool) -> LlamaConfig:
     return LlamaConfig(
         architectures=["LlamaForCausalLM"],
         dtype="bfloat16",
+        vocab_size=vocab_size,
         hidden_size=fields["llama.embedding_length"],
         intermediate_size=fields["llama.feed_forward_length"],
         num_hidden_layers=fields["llama.block_count"],

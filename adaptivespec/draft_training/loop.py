@@ -58,7 +58,8 @@ class BatchOrder:
     def __init__(self, lens: dict[int, int], micro_batch: int, seed: int) -> None:
         self.lens, self.micro_batch, self.seed = lens, micro_batch, seed
         self.per_epoch = len(lens) // micro_batch
-        self._epoch, self._order = -1, []
+        self._epoch = -1
+        self._order: list[list[int]] = []
 
     def rows(self, index: int) -> list[int]:
         epoch, place = divmod(index, self.per_epoch)

@@ -60,6 +60,10 @@ class Eagle3Draft(nn.Module):
     predicts the token after it. It attends to the target-made keys of tokens 0..t and to its own steps before.
     """
 
+    d2t: Tensor
+    t2d: Tensor
+    inv_freq: Tensor
+
     def __init__(self, config: dict[str, Any], draft_token_ids: Tensor) -> None:
         """
         Args:

@@ -77,7 +77,7 @@ def common_prefix(rows: list[Row]) -> tuple[int, ...]:
     """The tokens that all prompts begin with."""
     lowest, highest = min(row.prompt_ids for row in rows), max(row.prompt_ids for row in rows)
     same = [a == b for a, b in zip(lowest, highest, strict=False)]
-    return lowest[: (same + [False]).index(False)]
+    return lowest[: [*same, False].index(False)]
 
 
 class TargetStates:

@@ -126,6 +126,19 @@ WORKER: tuple[Touch, ...] = (
         "/server_info",
     ),
     Touch(
+        "srt.managers.scheduler_components.internal_state:SchedulerInternalStateController._update_handlers",
+        "",
+        "wrap",
+        "/set_internal_state",
+    ),
+    Touch(
+        "srt.managers.scheduler_components.internal_state:_UpdateHandler",
+        "validate apply",
+        "call",
+        "/set_internal_state",
+    ),
+    Touch("srt.managers.scheduler_components.internal_state:UpdateRejected", None, "call", "/set_internal_state"),
+    Touch(
         "srt.managers.scheduler_components.output_streamer:SchedulerOutputStreamer.build_additional_customized_info",
         "reqs",
         "wrap",

@@ -109,8 +109,9 @@ def _read_weights(path: Path) -> tuple[set[str], Any]:
     for file in files:
         try:
             with safe_open(file, framework="pt") as weights:
-                names.update(weights.keys())
-                if "d2t" in weights.keys():
+                names_here = set(weights.keys())
+                names |= names_here
+                if "d2t" in names_here:
                     d2t = weights.get_tensor("d2t")
         except (SafetensorError, OSError) as error:
             raise _refuse(

@@ -18,6 +18,7 @@ class AdaptiveDraftWorker(EagleDraftWorker):
     """
 
     relay_width: int
+    topk: int
 
     def draft(self, batch: Any, **kwargs: Any) -> Any:
         # A narrowed copy: the batch's own input must stay wide, since a retracted step drafts again from it.

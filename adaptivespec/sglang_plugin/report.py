@@ -49,6 +49,7 @@ class Reporter:
         return {
             "config": worker.config.to_dict(),
             "start_shape": str(worker.start_shape),
+            "pinned_shape": str(worker.pinned_shape) if worker.pinned_shape else None,
             "shapes": [str(shape) for shape in worker.policy.shapes],
             "states": worker.states.report().to_dict(),
             "counts": {
@@ -117,8 +118,7 @@ def _shape_histograms(self: Any, reqs: list[Any]) -> dict[str, list]:
     values = []
     for request in reqs:
         counts = getattr(request, "adaptive_counts", None)
-        is_due = counts is not None and request.finished()
-        values.append([counts.to_meta()[SHAPE_HISTOGRAM_KEY]] if is_due else [])
+        values.append([] if counts is None or not request.finished() else [counts.to_meta()[SHAPE_HISTOGRAM_KEY]])
     return {SHAPE_HISTOGRAM_KEY: values}
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from adaptivespec.config import AdaptiveConfig, resolve_start, selectable_shapes
 from adaptivespec.errors import ConfigError, RefusedError
-from adaptivespec.shapes import TreeShape, envelope
 from adaptivespec.sglang_plugin import contract, refusals
 from adaptivespec.sglang_plugin.draft_check import check_draft
+from adaptivespec.shapes import TreeShape, envelope
 
 logger = logging.getLogger(__name__)
 

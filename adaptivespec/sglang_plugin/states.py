@@ -73,6 +73,7 @@ class RuntimeStates:
         self._target_runner = worker.target_worker.model_runner
         self._config = config
         self._has_graphs = worker.device == "cuda" and not check_cuda_graph_backend(Phase.DECODE, Backend.DISABLED)
+        self._max_batch_sizes: dict[TreeShape, int] = {}
         self._registry: StateRegistry[TreeShape, RuntimeState] = StateRegistry(
             self._build,
             backend=_make_backend(worker.device),
@@ -110,6 +111,16 @@ class RuntimeStates:
     def swap(self, shape: TreeShape) -> None:
         """Make the next step run with this shape. Host sync: none; microseconds of attribute writes."""
         self._registry.swap(shape)
+
+    def fitting(self, shape: TreeShape, batch_size: int) -> TreeShape:
+        """The shape itself where its graphs were captured for this batch size, else the widest shape whose were.
+
+        Without such a shape, and without graphs, the shape itself: the step then runs eagerly. Host sync: none.
+        """
+        if not self._has_graphs or self._max_batch_sizes[shape] >= batch_size:
+            return shape
+        captured = [other for other, largest in self._max_batch_sizes.items() if largest >= batch_size]
+        return max(captured, key=lambda other: (other.num_draft_tokens, other), default=shape)
 
     def report(self) -> RegistryReport:
         """Bytes and seconds of each state and part."""
@@ -184,7 +195,7 @@ class RuntimeStates:
         before = {name: getattr(get_spec(), name) for name in names}
         if self._has_graphs:
             before["cuda_graph_config"] = get_exec().graph.cuda_graph_config
-        now = dict(zip(names, shape.to_list(), strict=True)) | self._capture_sizes()
+        now = dict(zip(names, shape.to_list(), strict=True)) | self._capture_sizes(shape)
         get_context().override("adaptivespec.build", **now)
         set_shape(self._worker, shape)
         try:
@@ -192,11 +203,17 @@ class RuntimeStates:
         finally:
             get_context().override("adaptivespec.built", **before)
 
-    def _capture_sizes(self) -> dict[str, Any]:
-        if not self._has_graphs or self._config.max_batch_size is None:
+    def _capture_sizes(self, shape: TreeShape) -> dict[str, Any]:
+        if not self._has_graphs:
             return {}
         config = get_exec().graph.cuda_graph_config
-        sizes = prune_batch_sizes(config.decode.bs, max_batch_size=self._config.max_batch_size)
+        sizes = prune_batch_sizes(
+            config.decode.bs,
+            max_batch_size=self._config.max_batch_size,
+            max_rows=self._config.max_rows,
+            rows_per_request=shape.num_draft_tokens,
+        )
+        self._max_batch_sizes[shape] = max(sizes)
         return {"cuda_graph_config": with_phase(config, Phase.DECODE, bs=sizes)}
 
     def _activate(self, state: RuntimeState) -> None:

@@ -12,14 +12,14 @@ from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from adaptivespec.config import AdaptiveConfig
 from adaptivespec.metrics import RequestCounts
 from adaptivespec.policy import StepResult, make_policy
-from adaptivespec.shapes import TreeShape
-from adaptivespec.sglang_plugin import contract
+from adaptivespec.sglang_plugin import admin, contract
 from adaptivespec.sglang_plugin.draft_worker import MIN_RELAY_WIDTH, AdaptiveDraftWorker
 from adaptivespec.sglang_plugin.report import Reporter, install_in_scheduler
 from adaptivespec.sglang_plugin.resolve import effective_settings
 from adaptivespec.sglang_plugin.signals import StepSignal
 from adaptivespec.sglang_plugin.states import RuntimeStates
 from adaptivespec.sglang_plugin.verify_step import VerifyStep
+from adaptivespec.shapes import TreeShape
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +42,9 @@ class AdaptiveWorker(EAGLEWorkerV2):
         self.policy = make_policy(settings.config, settings.start)
         self._draft_worker.__class__ = AdaptiveDraftWorker
         self._draft_worker.relay_width = max(MIN_RELAY_WIDTH, get_spec().speculative_eagle_topk)
+        self.pinned_shape: TreeShape | None = None  # by an operator, see `admin`
+        self._widths: dict[TreeShape, torch.Tensor] = {}
+        admin.install(self)
         self.reporter = Reporter(self)
         install_in_scheduler(self.reporter)
         if get_observability().enable_metrics:
@@ -72,12 +75,21 @@ class AdaptiveWorker(EAGLEWorkerV2):
             self._attach_signal(result, None)
             return result
 
-        shape = self.policy.choose([request.rid for request in batch.reqs])
+        shape = self.pinned_shape or self.policy.choose([request.rid for request in batch.reqs])
+        shape = self.states.fitting(shape, len(batch.reqs))
         self.states.swap(shape)
         result = super().forward_batch_generation(batch, *args, **kwargs)
-        result.cap_lens = torch.full_like(result.accept_lens, shape.num_drafts)
+        result.cap_lens = self._proposed(shape, len(batch.reqs))
         self._attach_signal(result, shape)
         return result
+
+    def _proposed(self, shape: TreeShape, batch_size: int) -> torch.Tensor:
+        """``[B]`` int32 drafts proposed to each request; SGLang calls it the cap and reports it. A shared constant."""
+        widths = self._widths.get(shape)
+        if widths is None or widths.shape[0] < batch_size:
+            widths = torch.full((batch_size,), shape.num_drafts, dtype=torch.int32, device=self.device)
+            self._widths[shape] = widths
+        return widths[:batch_size]
 
     def _attach_signal(self, result: Any, shape: TreeShape | None) -> None:
         top1_probs = result.next_draft_input.topk_p[:, 0].clone()

@@ -38,7 +38,8 @@ def parents_from_candidates(parent_list: Tensor, selected: Tensor, topk: int) ->
         topk: children kept per expanded node.
 
     Returns:
-        ``[B, N]`` int64, ``-1`` for the root.
+        ``[B, N]`` int64; ``-1`` for the root, and for a node whose parent was not selected: where scores tie exactly, a
+        child may be selected before its parent.
 
     Host sync: none. Graph-safe: yes. Source: SGLang 0.5.23, ``organize_draft_results`` and ``build_tree``.
     """
@@ -47,8 +48,8 @@ def parents_from_candidates(parent_list: Tensor, selected: Tensor, topk: int) ->
     if parent_list.shape[1] == 0:
         return torch.cat([root, torch.zeros_like(selected)], dim=1)
     parent_candidate = parent_list.gather(1, block)
-    is_parent = parent_candidate.unsqueeze(2) == selected.unsqueeze(1)
-    parent = is_parent.to(torch.int8).argmax(dim=2) + 1
+    parent = _first_true(parent_candidate.unsqueeze(2) == selected.unsqueeze(1))
+    parent = torch.where(parent < 0, parent, parent + 1)
     return torch.cat([root, parent.masked_fill_(block == 0, 0)], dim=1)
 
 
@@ -75,10 +76,10 @@ def parents_from_links(next_token: Tensor, next_sibling: Tensor) -> Tensor:
 
 
 def links_from_parents(parent: Tensor) -> tuple[Tensor, Tensor]:
-    """First-child and next-sibling links, both in order of node index.
+    """First-child and next-sibling links, both in order of node index; no link leads to a node without a parent.
 
     Args:
-        parent: ``[B, N]`` int64, ``-1`` for the root.
+        parent: ``[B, N]`` int64, ``-1`` for the root and for nodes that are not reached.
 
     Returns:
         ``(next_token, next_sibling)``, each ``[B, N]`` int64 with ``-1`` for none.
@@ -87,7 +88,8 @@ def links_from_parents(parent: Tensor) -> tuple[Tensor, Tensor]:
     """
     nodes = torch.arange(parent.shape[1], device=parent.device)
     is_child = parent.unsqueeze(1) == nodes.view(1, -1, 1)  # [b, i, j]: j is a child of i
-    is_later_sibling = (parent.unsqueeze(1) == parent.unsqueeze(2)) & (nodes.view(1, 1, -1) > nodes.view(1, -1, 1))
+    is_sibling = (parent.unsqueeze(1) == parent.unsqueeze(2)) & (parent >= 0).unsqueeze(1)
+    is_later_sibling = is_sibling & (nodes.view(1, 1, -1) > nodes.view(1, -1, 1))
     return _first_true(is_child), _first_true(is_later_sibling)
 
 

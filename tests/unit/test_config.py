@@ -46,6 +46,7 @@ plausible = st.fixed_dictionaries(
             optional={
                 "memory_budget_gb": st.floats(-1, 100) | json_values,
                 "max_batch_size": st.integers(-1, 64) | json_values,
+                "max_rows": st.integers(-1, 64) | json_values,
             },
         ),
     },
@@ -74,7 +75,7 @@ def test_defaults_need_no_file():
             "start": None,
         },
         "dcs": {"divisor": 0.5, "alpha": 0.3, "initial_rar": 0.5, "breaker_steps": 5},
-        "graphs": {"memory_budget_gb": None, "max_batch_size": None},
+        "graphs": {"memory_budget_gb": None, "max_batch_size": None, "max_rows": None},
     }
 
 
@@ -83,14 +84,14 @@ def test_every_key_is_read(tmp_path):
         "policy": "static",
         "shape": {"range": {"low": [1, 1, 2], "high": [5, 4, 8]}, "start": [3, 1, 4]},
         "dcs": {"divisor": 0.25, "alpha": 1, "initial_rar": 0, "breaker_steps": 7},
-        "graphs": {"memory_budget_gb": 1.5, "max_batch_size": 16},
+        "graphs": {"memory_budget_gb": 1.5, "max_batch_size": 16, "max_rows": 1_000_000},
     }
     config = AdaptiveConfig.from_json_file(write(tmp_path, json.dumps(data)))
     assert config == AdaptiveConfig(
         policy="static",
         shape=ShapeConfig(range=ShapeRange(TreeShape(1, 1, 2), TreeShape(5, 4, 8)), start=CHAIN),
         dcs=DcsConfig(divisor=0.25, alpha=1.0, initial_rar=0.0, breaker_steps=7),
-        graphs=GraphConfig(memory_budget_gb=1.5, max_batch_size=16),
+        graphs=GraphConfig(memory_budget_gb=1.5, max_batch_size=16, max_rows=1_000_000),
     )
     assert config.to_dict() == data
     assert config.graphs.memory_budget_bytes == 3 * 2**29
@@ -131,6 +132,10 @@ def test_ranges_can_be_named(name):
         ({"graphs": {"memory_budget_gb": 0}}, "graphs.memory_budget_gb: found 0"),
         ({"graphs": {"memory_budget_gb": math.inf}}, "graphs.memory_budget_gb: found inf"),
         ({"graphs": {"max_batch_size": 0}}, "graphs.max_batch_size: found 0"),
+        ({"graphs": {"max_rows": 0}}, "graphs.max_rows: found 0; expected an integer from 1 to 1000000"),
+        ({"graphs": {"max_rows": 1_000_001}}, "graphs.max_rows: found 1000001"),
+        ({"graphs": {"max_rows": 64.0}}, "graphs.max_rows: found 64.0"),
+        ({"shape": {"start": [5, 4, 5]}}, "shape.start: found (5, 4, 5); expected num_draft_tokens from 6 to 69"),
         ({"shape": {"start": [3, 1, 5]}}, "shape.start: found (3, 1, 5); expected num_draft_tokens = num_steps + 1"),
         ({"shape": {"start": 3}}, "shape.start: found 3"),
         ({"shape": {"range": "papr"}}, "shape.range: found 'papr'; expected one of paper, default"),

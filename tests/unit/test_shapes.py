@@ -24,7 +24,7 @@ def drafting_shapes(draw, max_steps=12, max_topk=12):
     if topk == 1:
         return TreeShape(num_steps, 1, num_steps + 1)
     most = min(MAX_NUM_DRAFT_TOKENS, 1 + topk + (num_steps - 1) * topk**2)
-    return TreeShape(num_steps, topk, draw(st.integers(2, most)))
+    return TreeShape(num_steps, topk, draw(st.integers(num_steps + 1, most)))
 
 
 ranges = st.builds(ShapeRange, low=drafting_shapes(), high=drafting_shapes())
@@ -43,7 +43,8 @@ def exactly_at(span: ShapeRange, t: float) -> tuple[int, int, int]:
     num_draft_tokens = half_up(low.num_draft_tokens + (high.num_draft_tokens - low.num_draft_tokens) * t)
     if topk == 1:
         return num_steps, topk, num_steps + 1
-    return num_steps, topk, min(num_draft_tokens, 1 + topk + (num_steps - 1) * topk**2)
+    most = 1 + topk + (num_steps - 1) * topk**2
+    return num_steps, topk, max(num_steps + 1, min(num_draft_tokens, most))
 
 
 def around_breakpoints(span: ShapeRange) -> list[float]:
@@ -124,6 +125,12 @@ def test_a_tree_is_cut_to_the_nodes_that_its_draft_offers():
     assert span.at(0.45) == TreeShape(1, 4, 5)  # 20 nodes interpolated, 1 + topk offered
 
 
+@settings(deadline=None)
+@given(ranges)
+def test_every_reachable_tree_has_room_for_its_deepest_path(span):
+    assert all(shape.num_draft_tokens > shape.num_steps for shape in span.reachable())
+
+
 @pytest.mark.parametrize("t", [-1e-9, math.nextafter(1, 2), math.nan, math.inf, -math.inf])
 def test_at_refuses_positions_outside_the_range(t):
     with pytest.raises(ValueError, match="from 0 to 1"):
@@ -152,7 +159,7 @@ def test_unknown_preset_lists_the_valid_ones():
         ("0-1-1", (0, 1, 1)),
         ([5, 4, 69], (5, 4, 69)),
         ([1, 4, 5], (1, 4, 5)),
-        ([3, 4, 2], (3, 4, 2)),  # a tree may be cut to fewer nodes than it has steps
+        ([3, 4, 4], (3, 4, 4)),  # a tree may be cut to the nodes of one path
     ],
 )
 def test_parse_accepts(text, triplet):
@@ -179,10 +186,12 @@ def test_parse_accepts(text, triplet):
         ([3, 65, 4], "topk from 1 to 64"),
         ([3, 1, 3], "num_steps \\+ 1 = 4"),
         ([3, 1, 5], "num_steps \\+ 1 = 4"),
-        ([3, 4, 1], "from 2 to 37"),
+        ([3, 4, 1], "from 4 to 37"),
+        ([3, 4, 3], "from 4 to 37"),  # no room for a path of three accepted nodes and the root
+        ([4, 2, 4], "from 5 to 15"),
         ([1, 4, 6], "from 2 to 5"),
-        ([5, 4, 70], "from 2 to 69"),
-        ([64, 64, 257], "from 2 to 256"),
+        ([5, 4, 70], "from 6 to 69"),
+        ([64, 64, 257], "from 65 to 256"),
     ],
 )
 def test_parse_refuses_with_found_expected_fix(value, message):
@@ -203,7 +212,7 @@ def test_text_and_list_forms_round_trip(shape):
     assert TreeShape.parse(str(shape)) == TreeShape.parse(shape.to_list()) == shape
     assert hash(TreeShape(*shape.to_list())) == hash(shape)
     assert shape.num_drafts == shape.num_draft_tokens - 1
-    assert 2 <= shape.num_draft_tokens <= shape.max_nodes
+    assert shape.num_steps + 1 <= shape.num_draft_tokens <= shape.max_nodes
 
 
 @settings(deadline=None)

@@ -1,0 +1,163 @@
+"""Start a real SGLang server as a child process, wait until it answers, stop it with everything it started.
+
+For the demo, the measurements and the tests; a user types the same command by hand.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from adaptivespec.errors import AdaptiveSpecError
+
+
+class ServerFailedError(AdaptiveSpecError, RuntimeError):
+    """The server ended, or did not answer in time. `log_tail` holds the last lines of its log."""
+
+    def __init__(self, *, log_tail: str, **kwargs: str) -> None:
+        super().__init__(**kwargs)
+        self.log_tail = log_tail
+
+
+def free_port() -> int:
+    """A port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Server:
+    """``python -m sglang.launch_server`` with these arguments, as a context manager.
+
+    Args:
+        model: ``--model-path``.
+        args: further arguments, as on the command line.
+        log: file for its output.
+        env: variables added to this process's environment.
+        timeout: seconds until it must answer.
+
+    Raises:
+        ServerFailedError: on entering, when it ends or does not answer in time.
+    """
+
+    def __init__(
+        self, model: str | Path, args: list[str], *, log: Path, env: dict[str, str] | None = None, timeout: float = 300
+    ) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), *args]
+        self.command += ["--host", "127.0.0.1", "--port", str(self.port)]
+        self.log = log
+        self._env = {**os.environ, **(env or {})}
+        self._timeout = timeout
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        try:
+            self.wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start the process without waiting for it. It leads a process group of its own."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("wb") as out:
+            self._process = subprocess.Popen(
+                self.command, stdout=out, stderr=subprocess.STDOUT, env=self._env, start_new_session=True
+            )
+
+    def wait_until_ready(self) -> None:
+        """Wait until the server has warmed up and generates.
+
+        Raises:
+            ServerFailedError: it ended, or the time is over.
+        """
+        assert self._process is not None, "start() comes first"
+        deadline = time.monotonic() + self._timeout
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise self._failed(f"a server that ended with code {self._process.returncode}")
+            try:
+                self.get("/health_generate", timeout=30)
+                return
+            except (urllib.error.URLError, TimeoutError, ConnectionError):
+                time.sleep(0.25)
+        raise self._failed(f"no answer within {self._timeout:.0f} s")
+
+    def stop(self) -> None:
+        """End the server and all its children, and wait until they are gone."""
+        if self._process is None:
+            return
+        for sign in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(self._process.pid, sign)
+            except ProcessLookupError:
+                break
+            deadline = time.monotonic() + 10
+            while time.monotonic() < deadline and _group_lives(self._process):
+                time.sleep(0.05)
+        self._process.wait()
+        self._process = None
+
+    def exit_code(self) -> int | None:
+        """The process's exit code, None while it runs."""
+        return None if self._process is None else self._process.poll()
+
+    def get(self, path: str, timeout: float = 60) -> Any:
+        """The answer to a GET: parsed where it is JSON, else text."""
+        with urllib.request.urlopen(self.url + path, timeout=timeout) as response:
+            return _parsed(response.read())
+
+    def post(self, path: str, body: Any, timeout: float = 600) -> Any:
+        """The answer to a POST of JSON. Raises `urllib.error.HTTPError` for 4xx and 5xx."""
+        request = urllib.request.Request(
+            self.url + path, data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=timeout) as response:
+            return _parsed(response.read())
+
+    def log_tail(self, lines: int = 30) -> str:
+        """The last lines of its log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def _failed(self, found: str) -> ServerFailedError:
+        return ServerFailedError(
+            where=" ".join(self.command),
+            found=found,
+            expected=f"a server that answers within {self._timeout:.0f} s",
+            fix=f"read {self.log}",
+            log_tail=self.log_tail(),
+        )
+
+
+def _group_lives(process: "subprocess.Popen[bytes]") -> bool:
+    process.poll()  # reap the leader, or its group never empties
+    try:
+        os.killpg(process.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _parsed(body: bytes) -> Any:
+    text = body.decode()
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,167 @@
+"""Servers for the tests of this folder: each started once, when first needed, at most two alive at a time.
+
+The reference stays; the others follow one another, which is why tests are ordered by the server that they use. To write
+tests against servers that run already, name their addresses:
+ADAPTIVESPEC_TEST_SERVERS='{"ref": "http://127.0.0.1:31001", "ada": "http://127.0.0.1:31002"}'.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from adaptivespec.launch import Server
+from tests.server.client import Client, Reference
+from tests.server.models import make_poison_draft, make_tiny_pair
+from tests.server.prompts import ALL, to_ids
+
+# What a slow machine with other work may take; about 20 s on a quiet one.
+START_SECONDS = 420
+COMMON = ["--dtype", "float32", "--sleep-on-idle", "--max-total-tokens", "8000"]
+PAPER_RANGE = {"shape": {"range": "paper"}}
+# Fixtures in the order in which their servers run.
+ORDER = ("ada", "dcs", "poison", "eagle3", "tiny", "engine_answers")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def server_index(item: pytest.Item) -> int:
+        used = [ORDER.index(name) for name in getattr(item, "fixturenames", ()) if name in ORDER]
+        return max(used, default=-1)
+
+    items.sort(key=server_index)  # stable: the order inside a file stays
+
+
+class Servers:
+    """Starts servers by name; a new one takes the place of the last, the reference excepted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._attached = json.loads(os.environ.get("ADAPTIVESPEC_TEST_SERVERS", "{}"))
+        self._clients: dict[str, Client] = {}
+        self._reference, self._current = ExitStack(), ExitStack()
+
+    def get(self, name: str, model: Path, args: list[str]) -> Client:
+        """The server of that name, started if it does not run."""
+        if name in self._attached:
+            return Client(self._attached[name])
+        if name not in self._clients:
+            stack = self._reference
+            if name != "ref":
+                stack = self._current
+                stack.close()
+                self._clients = {key: client for key, client in self._clients.items() if key == "ref"}
+            log = self.folder / f"{name}.log"
+            server = stack.enter_context(Server(model, [*COMMON, *args], log=log, timeout=START_SECONDS))
+            self._clients[name] = Client(server.url)
+        return self._clients[name]
+
+    def stop_current(self) -> None:
+        """Make room for a server that something else starts."""
+        self._current.close()
+        self._clients = {key: client for key, client in self._clients.items() if key == "ref"}
+
+    def close(self) -> None:
+        self._current.close()
+        self._reference.close()
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    started = Servers(tmp_path_factory.mktemp("servers"))
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="session")
+def adaptive_args(servers: Servers, draft: Path) -> Callable[..., list[str]]:
+    """Arguments that select ADAPTIVE with a config, and a draft where it is not the demo pair's."""
+
+    def arguments(config: dict, draft_path: Path = draft) -> list[str]:
+        path = servers.folder / f"config-{len(list(servers.folder.glob('config-*')))}.json"
+        path.write_text(json.dumps(config))
+        return [
+            *("--speculative-algorithm", "ADAPTIVE", "--speculative-draft-model-path", str(draft_path)),
+            *("--speculative-adaptive-config", str(path), "--enable-metrics"),
+        ]
+
+    return arguments
+
+
+@pytest.fixture(scope="session")
+def ref(servers: Servers, target: Path) -> Client:
+    """Plain decoding."""
+    return servers.get("ref", target, [])
+
+
+@pytest.fixture(scope="session")
+def reference(ref: Client) -> Reference:
+    """Plain decoding's greedy answers, remembered."""
+    return Reference(ref)
+
+
+@pytest.fixture(scope="session")
+def ada(servers: Servers, target: Path, adaptive_args: Callable) -> Client:
+    """ADAPTIVE that changes the shape at every step, through all eight of the published range."""
+    return servers.get("ada", target, adaptive_args({"policy": "cycle", **PAPER_RANGE}))
+
+
+@pytest.fixture(scope="session")
+def dcs(servers: Servers, target: Path, adaptive_args: Callable) -> Client:
+    """ADAPTIVE as users run it, with a pool so small that requests are retracted."""
+    pool = ["--max-total-tokens", str(SMALL_POOL)]
+    return servers.get("dcs", target, [*adaptive_args({"policy": "dcs", **PAPER_RANGE}), *pool])
+
+
+@pytest.fixture(scope="session")
+def poison(servers: Servers, target: Path, draft: Path, adaptive_args: Callable) -> Client:
+    """ADAPTIVE with a draft that is always wrong."""
+    folder = servers.folder / "poison-draft"
+    if not folder.exists():
+        make_poison_draft(draft, folder)
+    return servers.get("poison", target, adaptive_args({"policy": "dcs", **PAPER_RANGE}, folder))
+
+
+@pytest.fixture(scope="session")
+def eagle3(servers: Servers, target: Path, draft: Path) -> Client:
+    """SGLang's own EAGLE3 on the CPU engine, started without any variable that could steer it."""
+    tree = ["--speculative-num-steps", "3", "--speculative-eagle-topk", "4", "--speculative-num-draft-tokens", "8"]
+    with pytest.MonkeyPatch.context() as patch:
+        for name in os.environ:
+            if name.startswith(("SGLANG_", "TORCH", "OMP_", "KMP_", "MKL_", "CUDA_")):
+                patch.delenv(name)
+        return servers.get(
+            "eagle3",
+            target,
+            ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(draft), *tree],
+        )
+
+
+@pytest.fixture(scope="session")
+def tiny_pair(servers: Servers, target: Path) -> tuple[Path, Path]:
+    """A tiny Qwen3 with random weights, with the demo target's tokenizer, and a random EAGLE-3 draft for it."""
+    return make_tiny_pair(servers.folder, target)
+
+
+@pytest.fixture(scope="session")
+def tiny(servers: Servers, tiny_pair: tuple[Path, Path], adaptive_args: Callable) -> Client:
+    """ADAPTIVE with the tiny pair."""
+    target, draft = tiny_pair
+    return servers.get("tiny", target, adaptive_args({"policy": "cycle", **PAPER_RANGE}, draft))
+
+
+@pytest.fixture(scope="session")
+def tokenizer(target: Path):
+    return AutoTokenizer.from_pretrained(target)
+
+
+@pytest.fixture(scope="session")
+def prompts(tokenizer) -> list[list[int]]:
+    """Token ids of 30 prompts."""
+    return [to_ids(tokenizer, prompt) for prompt in ALL]
+
+
+SMALL_POOL = 900
