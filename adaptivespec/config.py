@@ -3,7 +3,7 @@
 JSON layout, every key optional:
 
     {"policy": "dcs",
-     "shape": {"range": "default", "start": null},
+     "shape": {"range": "default", "start": null, "extra": []},
      "dcs": {"divisor": 0.5, "alpha": 0.3, "initial_rar": 0.5, "breaker_steps": 5},
      "graphs": {"memory_budget_gb": null, "max_batch_size": null, "max_rows": null}}
 """
@@ -21,6 +21,7 @@ from adaptivespec.config_checks import (
     number,
     optional,
     policy_name,
+    shape_list,
     shape_range,
 )
 from adaptivespec.errors import ConfigError
@@ -63,6 +64,8 @@ def _plain(value: Any) -> Any:
         return value.to_dict()
     if isinstance(value, ShapeRange):
         return {"low": value.low.to_list(), "high": value.high.to_list()}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
     return value.to_list() if isinstance(value, TreeShape) else value
 
 
@@ -76,11 +79,14 @@ class ShapeConfig(_Section):
             the root. Wider: more runtime states, more graph memory, more room to adapt. Source: AdaptiveSpec paper.
         start: the shape used before any request has a signal, and always by `static`. null: that of SGLang's three
             shape flags where they are given, else the low end of the range. Source: this project.
+        extra: further shapes to keep runtime states for, [[num_steps, topk, num_draft_tokens], ...]; no policy chooses
+            them, but an operator can pin them while the server runs, to compare. Source: this project.
     """
 
     SECTION: ClassVar[str] = "shape"
     range: ShapeRange = field(default=PRESETS["default"], metadata={"check": shape_range})
     start: TreeShape | None = field(default=None, metadata={"check": optional(TreeShape.parse)})
+    extra: tuple[TreeShape, ...] = field(default=(), metadata={"check": shape_list})
 
 
 @dataclass(frozen=True)
@@ -190,5 +196,5 @@ def resolve_start(config: AdaptiveConfig, flags: TreeShape | None) -> TreeShape:
 
 
 def selectable_shapes(config: AdaptiveConfig, start: TreeShape) -> tuple[TreeShape, ...]:
-    """Every shape that the configured policy may choose, each once: what runtime states are needed for."""
-    return make_policy(config, start).shapes
+    """Every shape that runtime states are needed for, each once: what the policy may choose, then the extra ones."""
+    return tuple(dict.fromkeys((*make_policy(config, start).shapes, *config.shape.extra)))

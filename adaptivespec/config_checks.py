@@ -114,3 +114,14 @@ def shape_range(value: Any, where: str) -> ShapeRange:
             fix='write for example {"low": [3, 4, 4], "high": [7, 1, 8]}',
         )
     return ShapeRange(*(TreeShape.parse(ends[name], key_path(where, name)) for name in ("low", "high")))
+
+
+def shape_list(value: Any, where: str) -> tuple[TreeShape, ...]:
+    if not isinstance(value, list | tuple):
+        raise ConfigError(
+            where=where,
+            found=reprlib.repr(value),
+            expected="a list of shapes",
+            fix="write for example [[3, 1, 4], [5, 4, 8]]",
+        )
+    return tuple(TreeShape.parse(item, f"{where}[{index}]") for index, item in enumerate(value))

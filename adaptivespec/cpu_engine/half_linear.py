@@ -59,8 +59,9 @@ def _packed(weight: Tensor) -> "torch.ScriptObject | None":
     if kept is not None and kept[0] == _generation:
         return kept[1]
     packed = None
-    if float(weight.abs().max()) <= _FP16_MAX:
-        packed = torch.ops.quantized.linear_prepack_fp16(weight.detach().float(), None)
+    values = weight.detach()
+    if float(values.abs().max()) <= _FP16_MAX:
+        packed = torch.ops.quantized.linear_prepack_fp16(values.float(), None)
     else:
         logger.warning(
             "a weight of shape %s exceeds fp16's range; it is multiplied by torch's own kernel", tuple(weight.shape)

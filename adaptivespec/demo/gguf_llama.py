@@ -54,7 +54,9 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
 def read_gguf(gguf: Path) -> tuple[LlamaConfig, dict[str, Tensor]]:
     """Config and dequantised bf16 weights of a Llama GGUF file, named and laid out as Hugging Face does."""
     reader = GGUFReader(gguf)
-    fields = {name: field.contents() for name, field in reader.fields.items() if name.startswith(("general.", "llama."))}
+    fields = {
+        name: field.contents() for name, field in reader.fields.items() if name.startswith(("general.", "llama."))
+    }
     if fields["general.architecture"] != "llama":
         raise GgufError(
             where=gguf.name,

@@ -117,7 +117,7 @@ def ttt_loss(
     labelled[:, :-1] &= draft.t2d[batch.tokens[:, 1:]]
     label_slot = labelled.flatten().cumsum(0).view(labelled.shape) - 1
     logits = last[labelled] @ embed[draft.draft_token_ids].T
-    kept, shift = _head_tokens(logits, options, generator)
+    kept, shift = head_tokens(logits, options, generator)
     target_probs = (logits[:, kept] + shift).softmax(-1)
     head = draft.lm_head.weight[kept]
     total = last.new_zeros(())
@@ -134,7 +134,7 @@ def ttt_loss(
     return total
 
 
-def _head_tokens(logits: Tensor, options: LossOptions, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def head_tokens(logits: Tensor, options: LossOptions, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Draft tokens that the loss is over, int64 [S], and what to add to their logits: each random one stands for many."""
     size = logits.shape[1]
     wanted = torch.full((size,), not options.head_top, dtype=torch.bool)

@@ -27,13 +27,13 @@ def install(worker: "AdaptiveWorker") -> None:
     sglang_handlers = controller._update_handlers
 
     def validate(key: str, value: Any) -> None:
-        shapes = worker.policy.shapes
+        shapes = worker.shapes
         if value not in range(UNPIN, len(shapes)):
             places = " ".join(f"{place}:{shape}" for place, shape in enumerate(shapes))
             raise internal_state.UpdateRejected(f"{key}: found {value!r}; expected -1 (the policy chooses) or {places}")
 
     def apply(key: str, value: Any) -> None:
-        worker.pinned_shape = None if value == UNPIN else worker.policy.shapes[int(value)]
+        worker.pinned_shape = None if value == UNPIN else worker.shapes[int(value)]
 
     @functools.wraps(sglang_handlers)
     def handlers(self: Any) -> dict[str, Any]:

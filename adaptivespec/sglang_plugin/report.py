@@ -50,7 +50,7 @@ class Reporter:
             "config": worker.config.to_dict(),
             "start_shape": str(worker.start_shape),
             "pinned_shape": str(worker.pinned_shape) if worker.pinned_shape else None,
-            "shapes": [str(shape) for shape in worker.policy.shapes],
+            "shapes": [str(shape) for shape in worker.shapes],
             "states": worker.states.report().to_dict(),
             "counts": {
                 "verify_steps": counts.verify_steps,

@@ -87,7 +87,7 @@ class RuntimeStates:
         return self._registry.num_switches
 
     def build_all(self, shapes: tuple[TreeShape, ...]) -> None:
-        """Build the state of every shape, the widest first so that the rest fits its memory; then activate the first.
+        """Build the state of every shape, the widest first so that the rest fits its memory.
 
         Raises:
             BudgetError: the states need more than the budget; says how much.
@@ -99,7 +99,6 @@ class RuntimeStates:
             speculative_moe_a2a_backend_context(),
         ):
             report = self._registry.build_all(largest_first)
-        self.swap(shapes[0])
         logger.info(
             "ADAPTIVE: %d states in %.2f s, %.1f MiB: %s",
             len(report.states),

@@ -39,6 +39,7 @@ class AdaptiveWorker(EAGLEWorkerV2):
         settings = effective_settings(get_spec().speculative_adaptive_config, server_args)
         self.config = settings.config
         self.start_shape = settings.start
+        self.shapes = settings.shapes
         self.policy = make_policy(settings.config, settings.start)
         self._draft_worker.__class__ = AdaptiveDraftWorker
         self._draft_worker.relay_width = max(MIN_RELAY_WIDTH, get_spec().speculative_eagle_topk)
@@ -59,8 +60,8 @@ class AdaptiveWorker(EAGLEWorkerV2):
         super().init_cuda_graphs()
         self.verify_step = VerifyStep(self.target_worker.model_runner, self.device)
         self.states = RuntimeStates(self, self.config.graphs)
-        shapes = self.policy.shapes
-        self.states.build_all((self.start_shape, *(shape for shape in shapes if shape != self.start_shape)))
+        self.states.build_all(self.shapes)
+        self.states.swap(self.start_shape)
 
     @property
     def spec_v2_attn_backends(self) -> tuple:

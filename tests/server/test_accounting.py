@@ -59,7 +59,9 @@ def test_every_response_adds_up(traffic):
 
 def test_completion_equals_accepted_plus_steps_plus_one_where_no_step_is_cut(ada: Client, prompts):
     with ada.pinned([5, 2, 6]):
-        lengths = [chunk.meta["completion_tokens"] for chunk in ada.stream(prompts[0], **FULL_LENGTH, max_new_tokens=30)]
+        lengths = [
+            chunk.meta["completion_tokens"] for chunk in ada.stream(prompts[0], **FULL_LENGTH, max_new_tokens=30)
+        ]
         # Where a chunk ended before the cap, a step ended: a cap just there cuts nothing.
         whole = ada.generate(prompts[0], **FULL_LENGTH, max_new_tokens=lengths[-2])
     assert_identities(whole)

@@ -73,6 +73,7 @@ def test_defaults_need_no_file():
         "shape": {
             "range": {"low": PRESETS["default"].low.to_list(), "high": PRESETS["default"].high.to_list()},
             "start": None,
+            "extra": [],
         },
         "dcs": {"divisor": 0.5, "alpha": 0.3, "initial_rar": 0.5, "breaker_steps": 5},
         "graphs": {"memory_budget_gb": None, "max_batch_size": None, "max_rows": None},
@@ -82,14 +83,16 @@ def test_defaults_need_no_file():
 def test_every_key_is_read(tmp_path):
     data = {
         "policy": "static",
-        "shape": {"range": {"low": [1, 1, 2], "high": [5, 4, 8]}, "start": [3, 1, 4]},
+        "shape": {"range": {"low": [1, 1, 2], "high": [5, 4, 8]}, "start": [3, 1, 4], "extra": [[5, 4, 8]]},
         "dcs": {"divisor": 0.25, "alpha": 1, "initial_rar": 0, "breaker_steps": 7},
         "graphs": {"memory_budget_gb": 1.5, "max_batch_size": 16, "max_rows": 1_000_000},
     }
     config = AdaptiveConfig.from_json_file(write(tmp_path, json.dumps(data)))
     assert config == AdaptiveConfig(
         policy="static",
-        shape=ShapeConfig(range=ShapeRange(TreeShape(1, 1, 2), TreeShape(5, 4, 8)), start=CHAIN),
+        shape=ShapeConfig(
+            range=ShapeRange(TreeShape(1, 1, 2), TreeShape(5, 4, 8)), start=CHAIN, extra=(TreeShape(5, 4, 8),)
+        ),
         dcs=DcsConfig(divisor=0.25, alpha=1.0, initial_rar=0.0, breaker_steps=7),
         graphs=GraphConfig(memory_budget_gb=1.5, max_batch_size=16, max_rows=1_000_000),
     )
@@ -110,6 +113,8 @@ def test_ranges_can_be_named(name):
         ({"dcs": 1}, "dcs: found 1"),
         ({"dcs": None}, "dcs: found None"),
         ({"drift": {}}, "drift: found an unknown key"),
+        ({"shape": {"extra": 3}}, "shape.extra: found 3"),
+        ({"shape": {"extra": [[3, 1, 4], [3, 1, 5]]}}, "shape.extra[1]: found (3, 1, 5)"),
         ({"margin": {}}, "margin: found an unknown key"),
         ({"dcs": {"beta": 1}}, "dcs.beta: found an unknown key"),
         ({1: 2}, "1: found an unknown key"),
@@ -254,3 +259,8 @@ def test_errors_are_one_line_and_keep_their_parts():
     )
     assert isinstance(error, ValueError)
     assert str(ConfigError(found="a", expected="b", fix="c")) == "found a; expected b; fix: c"
+
+
+def test_extra_shapes_get_a_state_and_are_listed_once():
+    config = AdaptiveConfig.from_dict({"policy": "static", "shape": {"extra": [[5, 4, 8], [3, 1, 4], [5, 4, 8]]}})
+    assert selectable_shapes(config, CHAIN) == (CHAIN, TreeShape(5, 4, 8))

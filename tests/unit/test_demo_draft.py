@@ -11,9 +11,17 @@ from adaptivespec.demo.draft import draft_folder
 from adaptivespec.draft_training.model import load_draft
 
 LAYER = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
-LAYER += tuple(f"self_attn.{name}_proj" for name in "qkvo") + tuple(f"mlp.{name}_proj" for name in ("gate", "up", "down"))
+LAYER += tuple(f"self_attn.{name}_proj" for name in "qkvo") + tuple(
+    f"mlp.{name}_proj" for name in ("gate", "up", "down")
+)
 # What SGLang 0.5.23's llama_eagle3 loader maps onto its parameters; it skips names it does not know without a word.
-SGLANG_NAMES = {f"midlayer.{name}.weight" for name in LAYER} | {"fc.weight", "norm.weight", "lm_head.weight", "d2t", "t2d"}
+SGLANG_NAMES = {f"midlayer.{name}.weight" for name in LAYER} | {
+    "fc.weight",
+    "norm.weight",
+    "lm_head.weight",
+    "d2t",
+    "t2d",
+}
 
 
 @pytest.fixture(scope="module")

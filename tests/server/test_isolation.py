@@ -1,0 +1,154 @@
+"""Bad, aborted and short requests disturb no one, nothing leaks, and a prefix hit equals a cold run (A8, A9, A11)."""
+
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.server.client import FULL_LENGTH, Answer, Client, Reference, assert_parity, shapes_used
+
+NUM_TOKENS = 48
+
+
+class Streams:
+    """Good requests that are being streamed while something else happens."""
+
+    def __init__(self, client: Client, prompts: list[list[int]]) -> None:
+        self._started = threading.Barrier(len(prompts) + 1)
+        self._pool = ThreadPoolExecutor(len(prompts))
+        self._futures = [self._pool.submit(self._read, client, ids) for ids in prompts]
+        self._started.wait(timeout=120)  # all are decoding now
+
+    def _read(self, client: Client, ids: list[int]) -> Answer:
+        chunks = client.stream(ids, **FULL_LENGTH, max_new_tokens=NUM_TOKENS)
+        first = next(chunks)
+        self._started.wait(timeout=120)
+        return [first, *chunks][-1]
+
+    def all_live(self) -> bool:
+        return not any(future.done() for future in self._futures)
+
+    def answers(self) -> list[Answer]:
+        found = [future.result(timeout=300) for future in self._futures]
+        self._pool.shutdown()
+        return found
+
+
+def invalid_schema(client: Client, ids: list[int]) -> None:
+    response = client.post(
+        "/generate", {"input_ids": ids, "sampling_params": {"json_schema": '{"type": "no such type"}'}}
+    )
+    assert 400 <= response.status_code < 500, (response.status_code, response.text)
+
+
+def invalid_parameter(client: Client, ids: list[int]) -> None:
+    response = client.post("/generate", {"input_ids": ids, "sampling_params": {"temperature": -1}})
+    assert 400 <= response.status_code < 500, (response.status_code, response.text)
+
+
+def abort_by_id(client: Client, ids: list[int]) -> None:
+    chunks = client.stream(ids, request={"rid": "to-be-aborted"}, **FULL_LENGTH, max_new_tokens=1000)
+    next(chunks)
+    assert client.post("/abort_request", {"rid": "to-be-aborted"}).ok
+    *_, last = chunks
+    assert last.finish["type"] == "abort"
+    assert len(last.ids) < 1000
+
+
+def disconnect(client: Client, ids: list[int]) -> None:
+    chunks = client.stream(ids, **FULL_LENGTH, max_new_tokens=1000)
+    next(chunks)
+    chunks.close()
+
+
+def one_token(client: Client, ids: list[int]) -> None:
+    assert len(client.generate(ids, max_new_tokens=1).ids) == 1
+
+
+def empty_stop_list(client: Client, ids: list[int]) -> None:
+    answer = client.generate(ids, stop=[], stop_token_ids=[], max_new_tokens=5)
+    assert len(answer.ids) == 5
+
+
+@pytest.mark.parametrize(
+    "disturb",
+    [
+        pytest.param([invalid_schema, invalid_parameter, one_token], id="invalid and short"),
+        pytest.param([abort_by_id, disconnect, empty_stop_list], id="aborted and gone"),
+    ],
+)
+def test_neighbours_are_not_disturbed(ada: Client, reference: Reference, prompts, disturb):
+    right = reference.answers(prompts[:6], NUM_TOKENS)
+    streams = Streams(ada, prompts[:6])
+    for each in disturb:
+        each(ada, prompts[8])
+        assert streams.all_live(), f"{each.__name__} came too late to disturb anyone"
+    assert_parity(right, streams.answers())
+    # Those who left have given everything back.
+    ada.wait_until_idle()
+    assert ada.num_used_tokens() == 0
+
+
+def test_a_prefix_hit_equals_a_cold_run(ada: Client, prompts, tokenizer):
+    shared = prompts[9] + prompts[11] + prompts[13]
+    sent = [shared, *(shared + tokenizer(tail).input_ids for tail in (" The first rule", " In the end")), shared]
+    with ada.pinned([5, 2, 6]):
+        cold = []
+        for ids in sent:
+            ada.flush()
+            cold.append(ada.generate(ids, **FULL_LENGTH, max_new_tokens=NUM_TOKENS))
+        ada.flush()
+        warm = [ada.generate(ids, **FULL_LENGTH, max_new_tokens=NUM_TOKENS) for ids in sent]
+    assert all(answer.meta["cached_tokens"] == 0 for answer in (*cold, warm[0]))
+    for before, after in zip(cold[1:], warm[1:], strict=True):
+        assert after.ids == before.ids
+        assert after.meta["cached_tokens"] >= len(shared) - 1
+        assert after.meta["spec_accept_length"] >= 0.9 * before.meta["spec_accept_length"]
+
+
+@pytest.mark.parametrize("num_requests", [60, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+def test_the_pool_is_whole_after_shapes_aborts_and_retractions(
+    dcs: Client, reference: Reference, prompts, num_requests
+):
+    dice = random.Random(7)
+    lengths = [dice.choice([1, 8, 30, 70, 110]) for _ in range(num_requests)]
+    right = reference.answers(prompts[:8], max(lengths))
+    assert dcs.num_used_tokens() == 0
+
+    def work(index: int) -> Answer | None:
+        ids, rid = prompts[index % 8], f"pool-{index}"
+        if index % 10 == 3:  # aborted while it waits, is prefilled or decodes
+            timer = threading.Timer(dice.uniform(0.1, 3), dcs.post, ("/abort_request", {"rid": rid}))
+            timer.start()
+        answers = dcs.stream(ids, request={"rid": rid}, **FULL_LENGTH, max_new_tokens=lengths[index])
+        if index % 10 == 7:  # the client leaves early
+            next(answers, None)
+            answers.close()
+            return None
+        *_, last = answers
+        return last
+
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(work, range(num_requests)))
+    dcs.wait_until_idle()
+    # Before the cache is emptied, which would hide a leak: a slot is free, or cached for a prefix.
+    assert dcs.num_used_tokens() == 0
+    dcs.flush()
+    assert dcs.num_used_tokens() == 0
+
+    for index, answer in enumerate(answers):
+        if answer is not None:
+            expected = right[index % 8]
+            safe = min(expected.num_safe, len(answer.ids))
+            assert answer.ids[:safe] == expected.ids[:safe], index
+    finished = [answer for answer in answers if answer is not None and answer.finish["type"] == "length"]
+    aborted = [answer for answer in answers if answer is not None and answer.finish["type"] == "abort"]
+    num_retracted = sum(answer.meta["num_retractions"] > 0 for answer in finished)
+    print(f"{len(finished)} finished, {len(aborted)} aborted, {num_retracted} retracted, {shapes_used(finished)}")
+    assert len(finished) + len(aborted) == sum(answer is not None for answer in answers)
+    assert aborted
+    assert num_retracted > 0
+    assert len(shapes_used(finished)) >= 3
+    # It still answers, and well.
+    assert_parity(right, [dcs.generate(ids, **FULL_LENGTH, max_new_tokens=max(lengths)) for ids in prompts[:8]])
