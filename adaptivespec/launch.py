@@ -18,6 +18,8 @@ from typing import Any, Self
 
 from adaptivespec.errors import AdaptiveSpecError
 
+_GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL
+
 
 class ServerFailedError(AdaptiveSpecError, RuntimeError):
     """The server ended, or did not answer in time. `log_tail` holds the last lines of its log."""
@@ -94,7 +96,7 @@ class Server:
             if self._process.poll() is not None:
                 raise self._failed(f"a server that ended with code {self._process.returncode}")
             try:
-                self.get("/health_generate", timeout=30)
+                self.get("/health_generate", timeout=min(30, max(deadline - time.monotonic(), 1)))
                 return
             except (urllib.error.URLError, TimeoutError, ConnectionError):
                 time.sleep(0.25)
@@ -109,7 +111,7 @@ class Server:
                 os.killpg(self._process.pid, sign)
             except ProcessLookupError:
                 break
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + _GRACE_SECONDS
             while time.monotonic() < deadline and _group_lives(self._process):
                 time.sleep(0.05)
         self._process.wait()

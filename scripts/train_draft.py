@@ -10,7 +10,6 @@ import argparse
 import json
 import logging
 import platform
-import random
 import shlex
 import sys
 import time
@@ -52,7 +51,7 @@ class Material:
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    loop, loss = LoopOptions(num_steps=1600, decay_steps=800), LossOptions()
+    loop, loss = LoopOptions(num_steps=1600, decay_steps=600), LossOptions()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--corpus", type=Path, required=True, help="jsonl or jsonl.gz: prompt, ids, greedy")
@@ -88,7 +87,12 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help="weight of the distance to the target's own state (%(default)s)",
     )
     add("--train-on", choices=("greedy", "all"), default="greedy", help="rows to train on (%(default)s)")
-    add("--max-train-rows", type=int, default=0, help="train on this many of them, drawn by the seed; 0: on all")
+    add(
+        "--growth-epochs",
+        type=int,
+        default=loop.growth_epochs,
+        help="epochs over which the text grows to all rows (%(default)s)",
+    )
     add("--draft-vocab", type=int, default=8192, help="size of the draft vocabulary (%(default)s)")
     add("--held-out", type=int, default=200, help="rows kept out of training, drawn by the seed (%(default)s)")
     add("--seed", type=int, default=loop.seed, help="of split, order and draws (%(default)s)")
@@ -103,8 +107,6 @@ def load_material(args: argparse.Namespace) -> Material:
     train, held_out = split_rows(rows, args.held_out, args.seed)
     if args.train_on == "greedy":
         train = [i for i in train if rows[i].greedy]
-    if args.max_train_rows:
-        train = sorted(random.Random(args.seed).sample(train, min(args.max_train_rows, len(train))))
     corpus_sha256 = file_sha256(args.corpus)
     fingerprint = f"target {file_sha256(folder / 'model.safetensors')} corpus {corpus_sha256}"
     states = TargetStates(args.out / "target_states", model, rows, fingerprint)
@@ -120,6 +122,7 @@ def train(args: argparse.Namespace, material: Material) -> dict[str, Any]:
         micro_batch=args.micro_batch,
         micro_batches=args.micro_batches,
         num_workers=args.workers,
+        growth_epochs=args.growth_epochs,
         seed=args.seed,
     )
     loss = LossOptions(row_share=args.row_share, feature_weight=args.feature_weight)
@@ -140,7 +143,6 @@ def train(args: argparse.Namespace, material: Material) -> dict[str, Any]:
         "num_train_rows": len(material.train),
         "num_train_answer_tokens": sum(len(material.rows[i].answer_ids) for i in material.train),
         "draft_vocab_coverage": round(coverage, 4),
-        "epochs": round(args.steps * loop.micro_batch * loop.micro_batches / len(material.train), 2),
         "seconds": round(trainer.seconds),
         "corpus_sha256": material.corpus_sha256,
         "loop": asdict(loop),
@@ -183,7 +185,7 @@ def main() -> int:
             record = train(args, material)
             result = {
                 "draft": str(args.out / "draft"),
-                **{k: record[k] for k in ("agreement_held_out_greedy", "epochs")},
+                **{k: record[k] for k in ("agreement_held_out_greedy",)},
             }
     except AdaptiveSpecError as error:
         print(error, file=sys.stderr)

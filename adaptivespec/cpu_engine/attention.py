@@ -32,7 +32,8 @@ class KeyPlan:
 
     Attributes:
         rows: ``slice`` of the query rows, ``B * L`` of them.
-        slots: ``[B, T]`` int64 cache slots, padded with slot 0 (SGLang's dummy slot).
+        slots: ``[B, T]`` int64 cache slots, padded with the request's own last one: what nobody sees is read all the
+            same, and NaN in another request's slot would come through a weight of zero.
         bias: ``[B, 1, L, T]`` float32, 0 where a row sees a key and -inf elsewhere, or None where all see all.
     """
 
@@ -52,13 +53,14 @@ def plan_uniform(slots: Tensor, total_lens: Tensor, num_rows: int, tree_mask: Te
 
     Host sync: reads ``total_lens`` (host memory on CPU).
     """
+    if num_rows == 1 and bool((total_lens == slots.shape[1]).all()):
+        return [KeyPlan(slice(None), slots, None)]
+    positions = torch.arange(slots.shape[1])
+    slots = slots.gather(1, torch.minimum(positions, total_lens.view(-1, 1) - 1))
     first_own = (total_lens - num_rows).view(-1, 1, 1)
-    positions = torch.arange(slots.shape[1]).view(1, 1, -1)
     if tree_mask is not None:
         own_columns = (first_own + torch.arange(num_rows)).expand(-1, num_rows, -1)
         visible = (positions < first_own).repeat(1, num_rows, 1).scatter_(2, own_columns, tree_mask)
-    elif num_rows == 1 and bool((total_lens == slots.shape[1]).all()):
-        return [KeyPlan(slice(None), slots, None)]
     else:
         visible = positions <= first_own + torch.arange(num_rows).view(1, -1, 1)
     return [KeyPlan(slice(None), slots, _additive(visible))]

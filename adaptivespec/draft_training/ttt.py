@@ -42,7 +42,7 @@ class LossOptions:
 
     num_steps: int = 5
     step_decay: float = 0.8
-    row_share: float = 0.5
+    row_share: float = 0.35
     feature_weight: float = 0.0
     head_top: int = 8
     head_random: int = 512

@@ -82,7 +82,13 @@ OPTIONS: tuple[Refusal, ...] = (
     Refusal("tp", "tp_size", _above_one, _ONE_RANK, "leave it at 1"),
     Refusal("pp", "pp_size", _above_one, "only the last stage hosts the draft", "leave it at 1"),
     Refusal("dp", "dp_size", _above_one, _ONE_RANK, "start one server for each replica behind a router"),
-    Refusal("dp_attention", "enable_dp_attention", _is_set, "ranks would choose different shapes", "leave it out"),
+    Refusal(
+        "dp_attention",
+        "attn_dp_size",  # what --enable-dp-attention resolves to
+        _above_one,
+        "ranks would choose different shapes",
+        "leave it at 1, and leave out --enable-dp-attention",
+    ),
     Refusal("context_parallel", "attn_cp_size", _above_one, _ONE_RANK, "leave it at 1"),
     Refusal("context_parallel", "dcp_size", _above_one, _ONE_RANK, "leave it at 1"),
     Refusal(

@@ -7,6 +7,7 @@ ADAPTIVESPEC_TEST_SERVERS='{"ref": "http://127.0.0.1:31001", "ada": "http://127.
 
 import json
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -71,6 +72,8 @@ class Servers:
 
 @pytest.fixture(scope="session")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    # So that a terminated test run takes its servers with it, as an interrupted one does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     started = Servers(tmp_path_factory.mktemp("servers"))
     yield started
     started.close()

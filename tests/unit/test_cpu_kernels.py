@@ -15,7 +15,9 @@ POOL_LEN = 40
 
 def token_table(num_rows: int = 6) -> torch.Tensor:
     """A request-to-slot table in which every entry is different."""
-    return (torch.randperm(num_rows * POOL_LEN, generator=torch.Generator().manual_seed(0)) + 1).int().view(num_rows, -1)
+    return (
+        (torch.randperm(num_rows * POOL_LEN, generator=torch.Generator().manual_seed(0)) + 1).int().view(num_rows, -1)
+    )
 
 
 REQUESTS = torch.tensor([4, 0, 2, 5])
@@ -110,7 +112,11 @@ def random_draft(rng: random.Random, topk: int, depth: int, num_nodes: int) -> t
         open_ = [c for c, p in enumerate(parent_of) if c not in selected and (p == -1 or p in selected)]
         selected.append(rng.choice(open_))
     selected.sort()
-    return parent_list, selected, [-1, *(0 if parent_of[c] == -1 else selected.index(parent_of[c]) + 1 for c in selected)]
+    return (
+        parent_list,
+        selected,
+        [-1, *(0 if parent_of[c] == -1 else selected.index(parent_of[c]) + 1 for c in selected)],
+    )
 
 
 @pytest.mark.parametrize(("topk", "depth", "num_nodes"), [(1, 5, 6), (4, 3, 4), (2, 4, 9), (3, 1, 4), (8, 4, 33)])
@@ -171,7 +177,9 @@ def test_verify_tree_walks_like_the_reference(seed):
     width = int(ancestor_mask(parent, num_nodes).sum(dim=2).max())
     first, sibling = links_from_parents(parent)
     index = torch.arange(batch * num_nodes).view(batch, num_nodes)
-    candidates, target = (torch.tensor([[rng.randrange(3) for _ in range(num_nodes)] for _ in range(batch)]) for _ in "ab")
+    candidates, target = (
+        torch.tensor([[rng.randrange(3) for _ in range(num_nodes)] for _ in range(batch)]) for _ in "ab"
+    )
     predicts = torch.full((batch * num_nodes,), -9, dtype=torch.int32)
     accept_index = torch.full((batch, width), -1, dtype=torch.int32)
     num_accepted = torch.zeros(batch, dtype=torch.int32)

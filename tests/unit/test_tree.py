@@ -63,7 +63,6 @@ def depth_of(parents: list[Parents]) -> int:
     return max(len(ancestors(row, node)) - 1 for row in parents for node in range(len(row)))
 
 
-@settings(deadline=None)
 @given(batches())
 def test_links_lead_through_the_children_in_order(parents):
     next_token, next_sibling = links_from_parents(torch.tensor(parents))
@@ -77,14 +76,12 @@ def test_links_lead_through_the_children_in_order(parents):
         assert sibling[0] == -1
 
 
-@settings(deadline=None)
 @given(batches())
 def test_links_and_parents_round_trip(parents):
     parent = torch.tensor(parents)
     assert parents_from_links(*links_from_parents(parent)).equal(parent)
 
 
-@settings(deadline=None)
 @given(batches())
 def test_ancestor_mask_is_the_line_to_the_root(parents):
     num_nodes = len(parents[0])
@@ -93,7 +90,7 @@ def test_ancestor_mask_is_the_line_to_the_root(parents):
     assert mask.tolist() == expected
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(verifications())
 def test_accept_path_walks_like_the_reference(case):
     parents, tokens, target = case
@@ -165,7 +162,6 @@ def draft(num_steps: int, topk: int, num_draft_tokens: int, random) -> tuple[lis
     return parent_list, selected, [-1, *(node_of[parent_of[candidate]] for candidate in selected)]
 
 
-@settings(deadline=None)
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(1, 3), st.data())
 def test_parents_from_candidates_reads_what_eagle_drafted(num_steps, topk, batch, data):
     most = min(64, 1 + topk + (num_steps - 1) * topk**2)
