@@ -136,7 +136,7 @@ def train(args: argparse.Namespace, material: Material) -> dict[str, Any]:
     trainer.run(lambda trainer: report_progress(trainer, material))
     save_draft(draft, args.out / "draft")
     record = {
-        "command": f"python {shlex.join(sys.argv)}",
+        "command": command_line(sys.argv),
         "agreement_held_out_greedy": agreement(draft, material),
         "held_out_rows": material.held_out,
         "num_held_out_greedy": len(material.held_out_greedy),
@@ -154,17 +154,15 @@ def train(args: argparse.Namespace, material: Material) -> dict[str, Any]:
     return record
 
 
+def command_line(argv: list[str]) -> str:
+    """The command with each path cut to its name: the record is for other machines than this one."""
+    return shlex.join(["python", "scripts/" + Path(argv[0]).name, *(arg.rpartition("/")[2] or arg for arg in argv[1:])])
+
+
 def report_progress(trainer: Trainer, material: Material) -> None:
-    figures = measure_agreement(
-        trainer.draft, material.states, material.held_out_greedy[:NUM_PROGRESS_ROWS], NUM_AGREEMENT_STEPS
-    )
-    log.info(
-        "step %d, %.0f s: agreement on %d held-out rows %s",
-        trainer.step,
-        trainer.seconds,
-        NUM_PROGRESS_ROWS,
-        " ".join(f"{x:.3f}" for x in figures),
-    )
+    rows = material.held_out_greedy[:NUM_PROGRESS_ROWS]
+    figures = " ".join(f"{x:.3f}" for x in measure_agreement(trainer.draft, material.states, rows, NUM_AGREEMENT_STEPS))
+    log.info("step %d, %.0f s: agreement on %d held-out rows %s", trainer.step, trainer.seconds, len(rows), figures)
 
 
 def agreement(draft: Eagle3Draft, material: Material) -> list[float]:

@@ -28,7 +28,10 @@ TRACE_TOKENS = 160
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo; returns the exit code: 0, 1 for a failure, 130 when interrupted. A report is written in each case."""
+    """Run the demo; returns the exit code: 0, 1 for a failure, 130 when interrupted.
+
+    Once measuring has begun, a report is written in each case.
+    """
     options = parse(argv)
     signal.signal(signal.SIGTERM, _interrupt)  # the servers lead groups of their own and would outlive this process
     try:
@@ -37,6 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except AdaptiveSpecError as error:
         print(error, file=sys.stderr)
         return EXIT_FAILED
+    except KeyboardInterrupt:
+        print("interrupted before anything was measured", file=sys.stderr)
+        return EXIT_INTERRUPTED
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -54,7 +60,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--target", help="folder or hub name of another target; needs --draft")
     parser.add_argument("--draft", help="folder or hub name of its EAGLE-3 draft; needs --target")
-    parser.add_argument("--prompts", type=_positive, help=f"of each set, which hold 8, 11 and 10 (default {FULL['prompts']})")
+    parser.add_argument(
+        "--prompts", type=_positive, help=f"of each set, which hold 8, 11 and 10 (default {FULL['prompts']})"
+    )
     parser.add_argument("--tokens", type=_positive, help=f"cap of each answer (default {FULL['tokens']})")
     parser.add_argument("--rounds", type=_positive, default=1, help="passes over the prompts (default %(default)s)")
     parser.add_argument("server_args", nargs="*", metavar="-- ARGUMENT", help="further arguments of every server")

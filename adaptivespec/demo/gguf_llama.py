@@ -111,7 +111,7 @@ def _config(fields: dict[str, Any], vocab_size: int, *, tied: bool) -> LlamaConf
         num_attention_heads=fields["llama.attention.head_count"],
         num_key_value_heads=fields["llama.attention.head_count_kv"],
         rms_norm_eps=fields["llama.attention.layer_norm_rms_epsilon"],
-        rope_theta=fields["llama.rope.freq_base"],
+        rope_parameters={"rope_theta": fields["llama.rope.freq_base"], "rope_type": "default"},
         max_position_embeddings=fields["llama.context_length"],
         tie_word_embeddings=tied,
         bos_token_id=1,

@@ -213,7 +213,7 @@ def _named_failure(server: Server) -> Iterator[None]:
         code = server.exit_code()
         state = "that still runs" if code is None else f"that ended with code {code}"
         raise ServerFailedError(
-            where=" ".join(server.command),
+            where=f"{server.log.stem} server",
             found=f"no answer ({type(error).__name__}: {error}) from a server {state}",
             expected="an answer to every request",
             fix=f"read {server.log}",

@@ -4,7 +4,7 @@ import random
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,11 @@ from tqdm import tqdm
 from adaptivespec.draft_training.model import Eagle3Draft
 from adaptivespec.draft_training.target_states import TargetStates
 from adaptivespec.draft_training.ttt import Batch, LossOptions, count_agreement, ttt_loss
+from adaptivespec.errors import AdaptiveSpecError
+
+
+class TrainingError(AdaptiveSpecError, ValueError):
+    """The training cannot go on as asked."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +172,12 @@ class Trainer:
         loss = ttt_loss(self.draft, self.embed, make_batch(self.states, rows), self.loss, generator)
         return loss.item(), torch.autograd.grad(loss, self.params)
 
+    def _lasting_options(self) -> dict[str, Any]:
+        """Options that may not change between two parts of one training."""
+        may_change = {"num_steps", "decay_steps", "num_workers", "checkpoint_every"}
+        loop = {name: value for name, value in asdict(self.loop).items() if name not in may_change}
+        return loop | {f"loss_{name}": value for name, value in asdict(self.loss).items()}
+
     def _save(self) -> None:
         part = self.checkpoint.with_suffix(".part")
         torch.save(
@@ -175,6 +186,7 @@ class Trainer:
                 "optimizer": self.optimizer.state_dict(),
                 "step": self.step,
                 "seconds": self.seconds,
+                "options": self._lasting_options(),
             },
             part,
         )
@@ -182,6 +194,13 @@ class Trainer:
 
     def _load(self) -> None:
         saved: dict[str, Any] = torch.load(self.checkpoint, weights_only=True)
+        if saved["options"] != self._lasting_options():
+            raise TrainingError(
+                where=str(self.checkpoint),
+                found=f"a training with {saved['options']}",
+                expected=f"one with {self._lasting_options()}",
+                fix="give the same options, or another --out",
+            )
         self.draft.load_state_dict(saved["draft"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.step, self.seconds = saved["step"], saved["seconds"]

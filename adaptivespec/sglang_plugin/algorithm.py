@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING, Any
 
-from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
@@ -50,10 +49,6 @@ class AdaptiveAlgorithm(CustomSpecAlgo):
         from sglang.srt.managers.overlap_utils import FutureMap
 
         return FutureMap(device, self, req_to_token_pool, needs_cpu_seq_lens, needs_confidence_relay)
-
-    def resolve_max_speculative_num_draft_tokens(self, server_args: Any) -> int:
-        # The three shape fields hold the envelope by now, see `resolve`.
-        return int(resolving_view(server_args).speculative_num_draft_tokens)
 
     def __eq__(self, other: object) -> bool:
         return other is SpeculativeAlgorithm.EAGLE3 or isinstance(other, AdaptiveAlgorithm)

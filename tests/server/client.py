@@ -36,8 +36,8 @@ class Answer:
 
     @property
     def num_safe(self) -> int:
-        """Tokens before the first near tie; needs two alternatives a position."""
-        for position, (first, second) in enumerate(self.meta["output_top_logprobs"]):
+        """Tokens before the first near tie; needs two alternatives or more for each position."""
+        for position, (first, second, *_) in enumerate(self.meta["output_top_logprobs"]):
             if first[0] - second[0] < TIE_GAP:
                 return position
         return len(self.ids)

@@ -17,15 +17,17 @@ from transformers import AutoTokenizer
 
 from adaptivespec.launch import Server
 from tests.server.client import Client, Reference
-from tests.server.models import make_poison_draft, make_tiny_pair
+from tests.server.models import CYCLE, make_cyclic_pair, make_poison_draft, make_random_pair
 from tests.server.prompts import ALL, to_ids
 
 # What a slow machine with other work may take; about 20 s on a quiet one.
 START_SECONDS = 420
+# Tokens of the pool in which requests are retracted.
+SMALL_POOL = 900
 COMMON = ["--dtype", "float32", "--sleep-on-idle", "--max-total-tokens", "8000"]
 PAPER_RANGE = {"shape": {"range": "paper"}}
 # Fixtures in the order in which their servers run.
-ORDER = ("ada", "dcs", "poison", "eagle3", "tiny", "engine_answers")
+ORDER = ("ada", "dcs", "poison", "eagle3", "cyclic", "random_qwen3", "engine_answers")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -52,11 +54,14 @@ class Servers:
         if name not in self._clients:
             stack = self._reference
             if name != "ref":
+                self.stop_current()
                 stack = self._current
-                stack.close()
-                self._clients = {key: client for key, client in self._clients.items() if key == "ref"}
-            log = self.folder / f"{name}.log"
-            server = stack.enter_context(Server(model, [*COMMON, *args], log=log, timeout=START_SECONDS))
+            with pytest.MonkeyPatch.context() as patch:
+                # The command works as it stands, without a variable that steers it.
+                for variable in [name for name in os.environ if name.startswith(("SGLANG_", "TORCH", "CUDA_"))]:
+                    patch.delenv(variable)
+                server = Server(model, [*COMMON, *args], log=self.folder / f"{name}.log", timeout=START_SECONDS)
+            stack.enter_context(server)
             self._clients[name] = Client(server.url)
         return self._clients[name]
 
@@ -130,30 +135,40 @@ def poison(servers: Servers, target: Path, draft: Path, adaptive_args: Callable)
 
 @pytest.fixture(scope="session")
 def eagle3(servers: Servers, target: Path, draft: Path) -> Client:
-    """SGLang's own EAGLE3 on the CPU engine, started without any variable that could steer it."""
+    """SGLang's own EAGLE3 on the CPU engine."""
     tree = ["--speculative-num-steps", "3", "--speculative-eagle-topk", "4", "--speculative-num-draft-tokens", "8"]
-    with pytest.MonkeyPatch.context() as patch:
-        for name in os.environ:
-            if name.startswith(("SGLANG_", "TORCH", "OMP_", "KMP_", "MKL_", "CUDA_")):
-                patch.delenv(name)
-        return servers.get(
-            "eagle3",
-            target,
-            ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(draft), *tree],
-        )
+    pair = ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(draft)]
+    return servers.get("eagle3", target, [*pair, *tree])
 
 
 @pytest.fixture(scope="session")
-def tiny_pair(servers: Servers, target: Path) -> tuple[Path, Path]:
-    """A tiny Qwen3 with random weights, with the demo target's tokenizer, and a random EAGLE-3 draft for it."""
-    return make_tiny_pair(servers.folder, target)
+def random_pair(servers: Servers, target: Path) -> tuple[Path, Path]:
+    """A tiny random Qwen3 and a random EAGLE-3 draft for it."""
+    return make_random_pair(servers.folder, target)
 
 
 @pytest.fixture(scope="session")
-def tiny(servers: Servers, tiny_pair: tuple[Path, Path], adaptive_args: Callable) -> Client:
-    """ADAPTIVE with the tiny pair."""
-    target, draft = tiny_pair
-    return servers.get("tiny", target, adaptive_args({"policy": "cycle", **PAPER_RANGE}, draft))
+def random_qwen3(servers: Servers, random_pair: tuple[Path, Path], adaptive_args: Callable) -> Client:
+    """ADAPTIVE with the random pair."""
+    target, draft = random_pair
+    return servers.get("random_qwen3", target, adaptive_args({"policy": "cycle", **PAPER_RANGE}, draft))
+
+
+@pytest.fixture(scope="session")
+def cycle_ids(tokenizer) -> list[int]:
+    """The token of each character of the cycle."""
+    return [tokenizer.convert_tokens_to_ids(character) for character in CYCLE]
+
+
+@pytest.fixture(scope="session")
+def cyclic(servers: Servers, target: Path, cycle_ids: list[int], adaptive_args: Callable) -> Client:
+    """ADAPTIVE with a tiny pair whose draft is always right, and with a pool so small that requests are retracted."""
+    folder = servers.folder / "cyclic"
+    pair = (folder / "target", folder / "draft")
+    if not folder.exists():
+        pair = make_cyclic_pair(servers.folder, target, cycle_ids)
+    pool = ["--max-total-tokens", str(SMALL_POOL)]
+    return servers.get("cyclic", pair[0], [*adaptive_args({"policy": "dcs", **PAPER_RANGE}, pair[1]), *pool])
 
 
 @pytest.fixture(scope="session")
@@ -165,6 +180,3 @@ def tokenizer(target: Path):
 def prompts(tokenizer) -> list[list[int]]:
     """Token ids of 30 prompts."""
     return [to_ids(tokenizer, prompt) for prompt in ALL]
-
-
-SMALL_POOL = 900

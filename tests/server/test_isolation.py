@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -107,48 +108,91 @@ def test_a_prefix_hit_equals_a_cold_run(ada: Client, prompts, tokenizer):
         assert after.meta["spec_accept_length"] >= 0.9 * before.meta["spec_accept_length"]
 
 
-@pytest.mark.parametrize("num_requests", [60, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
-def test_the_pool_is_whole_after_shapes_aborts_and_retractions(
-    dcs: Client, reference: Reference, prompts, num_requests
-):
-    dice = random.Random(7)
-    lengths = [dice.choice([1, 8, 30, 70, 110]) for _ in range(num_requests)]
-    right = reference.answers(prompts[:8], max(lengths))
-    assert dcs.num_used_tokens() == 0
+class Traffic:
+    """Many requests of different lengths, twelve at a time; some are aborted, some clients leave early.
 
-    def work(index: int) -> Answer | None:
-        ids, rid = prompts[index % 8], f"pool-{index}"
+    Args:
+        lengths: tokens asked for by each request.
+    """
+
+    def __init__(self, client: Client, prompts: list[list[int]], lengths: list[int]) -> None:
+        self._client, self._prompts, self._lengths = client, prompts, lengths
+        with ThreadPoolExecutor(12) as pool:
+            answers = list(pool.map(self._work, range(len(lengths))))
+        stayed = [(index, answer) for index, answer in enumerate(answers) if answer is not None]
+        self.finished = {index: answer for index, answer in stayed if answer.finish["type"] == "length"}
+        self.aborted = {index: answer for index, answer in stayed if answer.finish["type"] == "abort"}
+        assert len(stayed) == len(self.finished) + len(self.aborted)
+        self.num_retracted = sum(answer.meta["num_retractions"] > 0 for answer in self.finished.values())
+        self.shapes = shapes_used(list(self.finished.values()))
+        print(f"{len(self.finished)} finished, {len(self.aborted)} aborted, {self.num_retracted} retracted")
+
+    def _work(self, index: int) -> Answer | None:
+        rid = f"pool-{index}-{time.monotonic_ns()}"
+        prompt = self._prompts[index % len(self._prompts)]
+        chunks = self._client.stream(prompt, request={"rid": rid}, **FULL_LENGTH, max_new_tokens=self._lengths[index])
         if index % 10 == 3:  # aborted while it waits, is prefilled or decodes
-            timer = threading.Timer(dice.uniform(0.1, 3), dcs.post, ("/abort_request", {"rid": rid}))
-            timer.start()
-        answers = dcs.stream(ids, request={"rid": rid}, **FULL_LENGTH, max_new_tokens=lengths[index])
-        if index % 10 == 7:  # the client leaves early
-            next(answers, None)
-            answers.close()
+            threading.Timer(0.02 * (index % 70), self._client.post, ("/abort_request", {"rid": rid})).start()
+        if index % 10 == 7:
+            next(chunks, None)
+            chunks.close()
             return None
-        *_, last = answers
-        return last
+        return list(chunks)[-1]
 
-    with ThreadPoolExecutor(12) as pool:
-        answers = list(pool.map(work, range(num_requests)))
-    dcs.wait_until_idle()
-    # Before the cache is emptied, which would hide a leak: a slot is free, or cached for a prefix.
-    assert dcs.num_used_tokens() == 0
-    dcs.flush()
-    assert dcs.num_used_tokens() == 0
 
-    for index, answer in enumerate(answers):
-        if answer is not None:
-            expected = right[index % 8]
-            safe = min(expected.num_safe, len(answer.ids))
-            assert answer.ids[:safe] == expected.ids[:safe], index
-    finished = [answer for answer in answers if answer is not None and answer.finish["type"] == "length"]
-    aborted = [answer for answer in answers if answer is not None and answer.finish["type"] == "abort"]
-    num_retracted = sum(answer.meta["num_retractions"] > 0 for answer in finished)
-    print(f"{len(finished)} finished, {len(aborted)} aborted, {num_retracted} retracted, {shapes_used(finished)}")
-    assert len(finished) + len(aborted) == sum(answer is not None for answer in answers)
-    assert aborted
-    assert num_retracted > 0
-    assert len(shapes_used(finished)) >= 3
+def assert_pool_is_whole(client: Client) -> None:
+    """Before the cache is emptied, which would hide a leak: a slot is free, or cached for a prefix."""
+    client.wait_until_idle()
+    assert client.num_used_tokens() == 0
+    client.flush()
+    assert client.num_used_tokens() == 0
+
+
+def lengths_of(num_requests: int) -> list[int]:
+    dice = random.Random(7)
+    return [dice.choice([1, 8, 30, 70, 110]) for _ in range(num_requests)]
+
+
+@pytest.mark.parametrize("num_requests", [40, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+def test_pool_and_answers_after_aborts_and_retractions(dcs: Client, reference: Reference, prompts, num_requests):
+    lengths = lengths_of(num_requests)
+    right = reference.answers(prompts[:8], max(lengths))
+    traffic = Traffic(dcs, prompts[:8], lengths)
+    assert_pool_is_whole(dcs)
+    for index, answer in (traffic.finished | traffic.aborted).items():
+        expected = right[index % 8]
+        safe = min(expected.num_safe, len(answer.ids))
+        assert answer.ids[:safe] == expected.ids[:safe], index
+    assert traffic.num_retracted > 0
+    assert len(traffic.shapes) >= 3
     # It still answers, and well.
-    assert_parity(right, [dcs.generate(ids, **FULL_LENGTH, max_new_tokens=max(lengths)) for ids in prompts[:8]])
+    assert_parity(right[:4], dcs.generate_batch(prompts[:4], [FULL_LENGTH | {"max_new_tokens": max(lengths)}] * 4))
+
+
+def test_pool_after_300_requests_with_shapes_at_random(cyclic: Client, cycle_ids):
+    stop = threading.Event()
+
+    def change_shapes() -> None:
+        shapes = [[*map(int, name[1:-1].split(","))] for name in cyclic.adaptive_info()["shapes"]]
+        dice = random.Random(1)
+        while not stop.wait(0.05):
+            cyclic.pin(dice.choice(shapes))
+        cyclic.pin(None)
+
+    with ThreadPoolExecutor(1) as pool:
+        changes = pool.submit(change_shapes)
+        try:
+            traffic = Traffic(cyclic, [cycle_ids[start : start + 20] for start in range(8)], lengths_of(300))
+        finally:
+            stop.set()
+        changes.result()
+    assert_pool_is_whole(cyclic)
+    endless = cycle_ids * 3
+    for index, answer in (traffic.finished | traffic.aborted).items():
+        start = 20 + index % 8
+        assert answer.ids == endless[start : start + len(answer.ids)], index
+    assert len(traffic.finished) >= 200
+    assert traffic.aborted
+    assert traffic.num_retracted > 0
+    assert len(traffic.shapes) == 8
+    assert len(cyclic.generate(cycle_ids, **FULL_LENGTH, max_new_tokens=64).ids) == 64

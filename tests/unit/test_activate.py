@@ -12,19 +12,25 @@ from adaptivespec.cpu_engine import activate
 VARIABLE = activate.CPU_ENGINE_VARIABLE
 
 
+def kernel_modules() -> list[str]:
+    return [name for name in sys.modules if name.split(".")[0] == "sgl_kernel"]
+
+
 @pytest.fixture
 def process(monkeypatch, tmp_path):
     """As a fresh process of a box without an accelerator, with a folder first on its path for fake packages."""
     for name in (VARIABLE, "TORCHDYNAMO_DISABLE"):
         monkeypatch.setenv(name, "")  # so that it is restored
         monkeypatch.delenv(name)
-    others = {name: module for name, module in sys.modules.items() if name.split(".")[0] != "sgl_kernel"}
-    monkeypatch.setattr(sys, "modules", others)
     path = [entry for entry in sys.path if entry != activate.STANDIN_FOLDER]
     monkeypatch.setattr(sys, "path", [str(tmp_path), *path])
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     write_kernel(tmp_path, "raise ImportError('libcuda.so.1: cannot open shared object file')")
-    return tmp_path
+    before = {name: sys.modules.pop(name) for name in kernel_modules()}
+    yield tmp_path
+    for name in kernel_modules():
+        del sys.modules[name]
+    sys.modules.update(before)
 
 
 def write_kernel(folder, source: str, **modules: str) -> None:
@@ -103,12 +109,12 @@ def test_a_working_kernel_with_cpu_functions_is_never_shadowed(process):
 
 
 @pytest.mark.parametrize("error", ["ImportError('no libcuda')", "OSError('libcuda.so.1: cannot open')"])
-def test_what_a_failing_kernel_left_behind_is_cleaned_out(process, error):
+def test_what_a_failing_kernel_left_behind_is_cleaned_out(process, monkeypatch, error):
     write_kernel(process, f"import sgl_kernel.parts\nraise {error}", parts="")
-    sys.modules["sgl_kernels_of_another"] = torch
+    monkeypatch.setitem(sys.modules, "sgl_kernels_of_another", torch)
     activate.activate()
     assert activate.is_standin_active()
-    assert not [name for name in sys.modules if name.split(".")[0] == "sgl_kernel"]
+    assert kernel_modules() == []
     assert "sgl_kernels_of_another" in sys.modules
 
 

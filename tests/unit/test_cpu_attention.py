@@ -56,7 +56,7 @@ class World:
             head_dim=HEAD_DIM,
             qk_head_dim=HEAD_DIM,
             v_head_dim=HEAD_DIM,
-            scaling=HEAD_DIM**-0.5,
+            scaling=0.5,  # not the usual one over the root of HEAD_DIM
             is_cross_attention=False,
             attn_type=AttentionType.DECODER,
             sliding_window_size=-1,
@@ -101,7 +101,7 @@ class World:
         out = torch.empty(self.num_heads, HEAD_DIM, dtype=torch.float64)
         for head in range(self.num_heads):
             keys, values = (pool[slots, head // group].double() for pool in (self.pool.keys, self.pool.values))
-            out[head] = torch.softmax(keys @ query[head].double() * HEAD_DIM**-0.5, dim=0) @ values
+            out[head] = torch.softmax(keys @ query[head].double() * self.layer.scaling, dim=0) @ values
         return out
 
 

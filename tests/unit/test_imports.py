@@ -1,9 +1,12 @@
 """Outside sglang_plugin/ and cpu_engine/ nothing needs SGLang, FlashInfer, CUDA or Triton to be imported."""
 
+import importlib.metadata
 import subprocess
 import sys
 
 import pytest
+
+import adaptivespec
 
 # Blocks, imports, then shows that the block was in force all the time.
 SCRIPT = """
@@ -59,3 +62,14 @@ def test_config_policies_and_metrics_import_without_torch():
 def test_a_blocked_package_is_noticed():
     with pytest.raises(AssertionError, match="import of json halted"):
         imported(["json"], ["adaptivespec.config"])
+
+
+def test_a_checkout_that_is_not_installed_imports_too(monkeypatch):
+    def version(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    installed = adaptivespec.__version__
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.metadata, "version", version)
+        assert importlib.reload(adaptivespec).__version__ == "0+unknown"
+    assert importlib.reload(adaptivespec).__version__ == installed

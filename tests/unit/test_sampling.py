@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -36,6 +36,9 @@ def slow_filter(probs: list[float], top_k: int, top_p: float | None, min_p: floa
     st.none() | st.integers(1, 31),
     st.none() | st.integers(0, 31),
 )
+@example([32, 16, 16], 3, 16, None)  # the second token stays: what comes before it is exactly top_p
+@example([32, 16, 16], 3, None, 16)  # both others stay: they are exactly half as probable
+@example([16, 16, 16, 16], 2, None, None)
 def test_filters_keep_what_the_reference_keeps(weights, top_k, top_p, min_p):
     # Eighths and thirty-seconds add up without rounding, so that both sides decide every tie alike.
     probs = torch.tensor([weights], dtype=torch.float32) / 64

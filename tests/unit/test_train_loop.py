@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaModel
 
 from adaptivespec.draft_training.corpus import Row
-from adaptivespec.draft_training.loop import BatchOrder, LoopOptions, Trainer, learning_rate, measure_agreement
+from adaptivespec.draft_training.loop import (
+    BatchOrder,
+    LoopOptions,
+    Trainer,
+    TrainingError,
+    learning_rate,
+    measure_agreement,
+)
 from adaptivespec.draft_training.model import Eagle3Draft, draft_config, init_from_target
 from adaptivespec.draft_training.target_states import TargetStates
 from adaptivespec.draft_training.ttt import LossOptions
@@ -58,6 +65,17 @@ def test_a_resumed_training_ends_with_the_weights_of_an_uninterrupted_one(target
     assert steps == [6]
     for (name, ours), theirs in zip(whole.draft.named_parameters(), resumed.draft.parameters(), strict=True):
         torch.testing.assert_close(theirs, ours, atol=0, rtol=0, msg=name)
+
+
+def test_a_checkpoint_of_other_options_is_refused_but_a_longer_training_goes_on(
+    target: LlamaModel, tmp_path: Path
+) -> None:
+    make_trainer(target, tmp_path).run()
+    with pytest.raises(TrainingError, match=r"found a training with .*'seed': 0.*; fix: give the same options"):
+        make_trainer(target, tmp_path, seed=1).run()
+    longer = make_trainer(target, tmp_path, num_steps=8, num_workers=1)
+    longer.run()
+    assert longer.step == 8
 
 
 def test_the_number_of_threads_does_not_change_the_weights(target: LlamaModel, tmp_path: Path) -> None:

@@ -1,0 +1,62 @@
+"""The policy on a real server: what a draft that is always wrong, one that recovers, and one that is right lead to."""
+
+from adaptivespec.shapes import PRESETS
+from tests.server.client import FULL_LENGTH, Client, Reference, assert_parity, shapes_used
+from tests.server.models import CYCLE
+
+SMALLEST = str(PRESETS["paper"].low)
+LARGEST = str(PRESETS["paper"].high)
+BREAKER_STEPS = 5
+
+
+def breaker(client: Client) -> tuple[int, int]:
+    client.wait_until_idle()
+    counts = client.adaptive_info()["counts"]
+    return counts["breaker_trips"], counts["breaker_recoveries"]
+
+
+def test_a_draft_that_is_always_right_reaches_the_largest_shape(cyclic: Client, cycle_ids):
+    answer = cyclic.generate(cycle_ids[:3], **FULL_LENGTH, max_new_tokens=200)
+    assert answer.text == (CYCLE * 5)[3:203]
+    meta = answer.meta
+    assert meta["spec_shape_histogram"][LARGEST] >= 0.7 * meta["spec_verify_ct"]
+    assert meta["spec_correct_drafts_histogram"][7] == meta["spec_shape_histogram"][LARGEST]
+    assert meta["spec_accept_length"] > 6
+
+
+def test_a_right_chain_has_accept_rate_one(cyclic: Client, cycle_ids):
+    with cyclic.pinned([7, 1, 8]):
+        answer = cyclic.generate(cycle_ids[:3], **FULL_LENGTH, max_new_tokens=1 + 8 * 10)
+    assert answer.num_cut == 0
+    assert answer.meta["spec_accept_rate"] == 1.0
+    assert answer.meta["spec_correct_drafts_histogram"] == [0] * 7 + [10]
+
+
+def test_the_breaker_trips_and_recovers_within_one_request(cyclic: Client, cycle_ids):
+    # First the regex forces what the draft never proposes, then it lets the cycle go on.
+    trips, recoveries = breaker(cyclic)
+    forced = "AZBYCXDWEVFUGTHSIRJQKPLOMN"
+    answer = cyclic.generate(cycle_ids[:3], regex=forced + "[A-Za-z0-9!?]*", **FULL_LENGTH, max_new_tokens=150)
+    assert answer.text.startswith(forced + "OPQRST")
+    assert breaker(cyclic) == (trips + 1, recoveries + 1)
+    steps = answer.meta["spec_shape_histogram"]
+    # Most of the forced part ran at the smallest shape, most of the rest at the largest.
+    assert steps[SMALLEST] >= len(forced) - 2 - BREAKER_STEPS
+    assert steps[LARGEST] >= 10
+
+
+def test_a_poison_draft_costs_speed_only(poison: Client, reference: Reference, prompts):
+    trips, recoveries = breaker(poison)
+    answers = poison.generate_batch(prompts[:4], [FULL_LENGTH | {"max_new_tokens": 32}] * 4)
+    assert_parity(reference.answers(prompts[:4], 32), answers)
+    for answer in answers:
+        assert answer.meta["spec_num_correct_drafts"] == 0
+        # One token a step: 31 steps after the prefill, and only the first few above the smallest shape.
+        assert answer.meta["spec_verify_ct"] == 31
+        assert answer.meta["spec_shape_histogram"][SMALLEST] >= 31 - BREAKER_STEPS
+    assert breaker(poison) == (trips + 4, recoveries)
+
+
+def test_the_shape_follows_the_text(dcs: Client, prompts):
+    answers = dcs.generate_batch(prompts[:4], [FULL_LENGTH | {"max_new_tokens": 64}] * 4)
+    assert len(shapes_used(answers)) >= 3
