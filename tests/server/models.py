@@ -12,8 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig, PreTra
 
 # SGLang reads EAGLE-3's three states before layers 2, L/2 and L-3, which must differ.
 NUM_LAYERS = 8
-# What the cyclic pair says, again and again; each character is one token.
-CYCLE = string.ascii_uppercase + string.ascii_lowercase + string.digits + "!?"
+# What the cyclic pair says, again and again. Letters and signs in turn, so that the tokenizer, too, makes each
+# character a token.
+CYCLE = "".join(map("".join, zip(string.ascii_letters[-32:], string.punctuation, strict=True)))
 
 
 def make_poison_draft(draft: Path, folder: Path) -> None:

@@ -104,7 +104,7 @@ def test_a_prefix_hit_equals_a_cold_run(ada: Client, prompts, tokenizer):
     assert all(answer.meta["cached_tokens"] == 0 for answer in (*cold, warm[0]))
     for before, after in zip(cold[1:], warm[1:], strict=True):
         assert after.ids == before.ids
-        assert after.meta["cached_tokens"] >= len(shared) - 1
+        assert after.meta["cached_tokens"] >= len(shared) - 3  # the last tokens are run again
         assert after.meta["spec_accept_length"] >= 0.9 * before.meta["spec_accept_length"]
 
 
@@ -148,14 +148,14 @@ def assert_pool_is_whole(client: Client) -> None:
     assert client.num_used_tokens() == 0
 
 
-def lengths_of(num_requests: int) -> list[int]:
+def lengths_of(num_requests: int, longest: int) -> list[int]:
     dice = random.Random(7)
-    return [dice.choice([1, 8, 30, 70, 110]) for _ in range(num_requests)]
+    return [dice.choice([1, 8, 30, longest // 2, longest]) for _ in range(num_requests)]
 
 
 @pytest.mark.parametrize("num_requests", [40, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
 def test_pool_and_answers_after_aborts_and_retractions(dcs: Client, reference: Reference, prompts, num_requests):
-    lengths = lengths_of(num_requests)
+    lengths = lengths_of(num_requests, 110)
     right = reference.answers(prompts[:8], max(lengths))
     traffic = Traffic(dcs, prompts[:8], lengths)
     assert_pool_is_whole(dcs)
@@ -182,7 +182,7 @@ def test_pool_after_300_requests_with_shapes_at_random(cyclic: Client, cycle_ids
     with ThreadPoolExecutor(1) as pool:
         changes = pool.submit(change_shapes)
         try:
-            traffic = Traffic(cyclic, [cycle_ids[start : start + 20] for start in range(8)], lengths_of(300))
+            traffic = Traffic(cyclic, [cycle_ids[start : start + 20] for start in range(8)], lengths_of(300, 180))
         finally:
             stop.set()
         changes.result()

