@@ -120,9 +120,8 @@ class Traffic:
         with ThreadPoolExecutor(12) as pool:
             answers = list(pool.map(self._work, range(len(lengths))))
         stayed = [(index, answer) for index, answer in enumerate(answers) if answer is not None]
-        self.finished = {index: answer for index, answer in stayed if answer.finish["type"] == "length"}
         self.aborted = {index: answer for index, answer in stayed if answer.finish["type"] == "abort"}
-        assert len(stayed) == len(self.finished) + len(self.aborted)
+        self.finished = {index: answer for index, answer in stayed if index not in self.aborted}
         self.num_retracted = sum(answer.meta["num_retractions"] > 0 for answer in self.finished.values())
         self.shapes = shapes_used(list(self.finished.values()))
         print(f"{len(self.finished)} finished, {len(self.aborted)} aborted, {self.num_retracted} retracted")
@@ -130,7 +129,8 @@ class Traffic:
     def _work(self, index: int) -> Answer | None:
         rid = f"pool-{index}-{time.monotonic_ns()}"
         prompt = self._prompts[index % len(self._prompts)]
-        chunks = self._client.stream(prompt, request={"rid": rid}, **FULL_LENGTH, max_new_tokens=self._lengths[index])
+        # Not with ignore_eos: SGLang would know how long the answer gets, and never admit too many.
+        chunks = self._client.stream(prompt, request={"rid": rid}, max_new_tokens=self._lengths[index])
         if index % 10 == 3:  # aborted while it waits, is prefilled or decodes
             threading.Timer(0.02 * (index % 70), self._client.post, ("/abort_request", {"rid": rid})).start()
         if index % 10 == 7:
@@ -187,7 +187,7 @@ def test_pool_after_300_requests_with_shapes_at_random(cyclic: Client, cycle_ids
             stop.set()
         changes.result()
     assert_pool_is_whole(cyclic)
-    endless = cycle_ids * 3
+    endless = cycle_ids * 4
     for index, answer in (traffic.finished | traffic.aborted).items():
         start = 20 + index % 8
         assert answer.ids == endless[start : start + len(answer.ids)], index

@@ -33,8 +33,8 @@ def test_a_right_chain_has_accept_rate_one(cyclic: Client, cycle_ids):
 
 
 def test_the_breaker_trips_and_recovers_within_one_request(cyclic: Client, cycle_ids):
-    # First the regex forces letters, which the draft never proposes after letters; then it lets the cycle go on.
-    forced = "AZBYCXDWEVFUGTHSIRJQKPLOMN"
+    # First the regex forces the letters backwards, which the draft never proposes; then it lets the cycle go on.
+    forced = "ZYXWVUTSRQPONMLKJIHGFEDCBA"
     trips, recoveries = breaker(cyclic)
     answer = cyclic.generate(cycle_ids[:3], regex=forced + r"[\s\S]*", **FULL_LENGTH, max_new_tokens=150)
     rest = (CYCLE * 3)[CYCLE.index(forced[-1]) + 1 :]
