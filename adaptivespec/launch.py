@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from adaptivespec.errors import AdaptiveSpecError
 
-_GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL
+_GRACE_SECONDS = 3.0
 
 
 class ServerFailedError(AdaptiveSpecError, RuntimeError):

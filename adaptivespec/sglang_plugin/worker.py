@@ -107,10 +107,10 @@ class AdaptiveWorker(EAGLEWorkerV2):
             self.policy.start(request.rid, top1_prob)
 
     def on_step(self, requests: list[Any], shape: TreeShape, num_accepted: list[int], top1_probs: list[float]) -> None:
-        self.reporter.record_step(shape, num_accepted)
         for request, accepted, top1_prob in zip(requests, num_accepted, top1_probs, strict=True):
             request.adaptive_counts.record(shape, accepted)
             self.policy.observe(StepResult(request.rid, shape, accepted, top1_prob))
+        self.reporter.record_step(shape, num_accepted)  # last, so that it sees the breakers that this step tripped
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
         self.policy.finish(rid)

@@ -98,9 +98,9 @@ def test_a_prefix_hit_equals_a_cold_run(ada: Client, prompts, tokenizer):
         cold = []
         for ids in sent:
             ada.flush()
-            cold.append(ada.generate(ids, **FULL_LENGTH, max_new_tokens=NUM_TOKENS))
+            cold.append(ada.generate(ids, **FULL_LENGTH, max_new_tokens=24))
         ada.flush()
-        warm = [ada.generate(ids, **FULL_LENGTH, max_new_tokens=NUM_TOKENS) for ids in sent]
+        warm = [ada.generate(ids, **FULL_LENGTH, max_new_tokens=24) for ids in sent]
     assert all(answer.meta["cached_tokens"] == 0 for answer in (*cold, warm[0]))
     for before, after in zip(cold[1:], warm[1:], strict=True):
         assert after.ids == before.ids
