@@ -85,7 +85,7 @@ def prepare_pair(options: argparse.Namespace) -> tuple[str, str, dict[str, str]]
 
     sources = {
         "target": f"{FOLDER_NAME} (Apache-2.0), dequantised from PyPI {REQUIREMENT}",
-        "draft": "EAGLE-3 draft trained by this project (scripts/train_draft.py)",
+        "draft": "EAGLE-3 draft shipped with the package; its record is TRAINING.json beside it",
     }
     return str(prepare_target()), str(draft_folder()), sources
 
