@@ -74,8 +74,8 @@ class ShapeConfig(_Section):
     """Which tree shapes may be used.
 
     Args:
-        range: the shapes that `dcs` and `cycle` move between. JSON: "paper" (the published range), "default" (chosen
-            by measurement), or {"low": [num_steps, topk, num_draft_tokens], "high": [...]}, num_draft_tokens counting
+        range: the shapes that `dcs` and `cycle` move between. JSON: "paper" (the published range), "default" (today
+            the same), or {"low": [num_steps, topk, num_draft_tokens], "high": [...]}, num_draft_tokens counting
             the root. Wider: more runtime states, more graph memory, more room to adapt. Source: AdaptiveSpec paper.
         start: the shape used before any request has a signal, and always by `static`. null: that of SGLang's three
             shape flags where they are given, else the low end of the range. Source: this project.

@@ -22,9 +22,9 @@ from adaptivespec.launch import ServerFailedError
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
-FULL = {"prompts": 5, "tokens": 80}
-QUICK = {"prompts": 1, "tokens": 64}
-TRACE_TOKENS = 160
+FULL = {"prompts": 4, "tokens": 64}
+QUICK = {"prompts": 1, "tokens": 40}
+TRACE_TOKENS = 128
 
 
 def main(argv: Sequence[str] | None = None) -> int:
