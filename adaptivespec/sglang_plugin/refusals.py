@@ -49,7 +49,7 @@ def _not_one(value: Any, _: Any) -> bool:
     return value != 1.0
 
 
-_SLOW_BACKENDS = (
+_BACKENDS_WITHOUT_TREES = (
     "trtllm_mha",
     "trtllm_mla",
     "flashmla",
@@ -63,7 +63,7 @@ _PAGED_TREE_BACKENDS = ("flashinfer", "fa3", "triton")
 
 
 def _backend_without_trees(value: Any, _: Any) -> bool:
-    return value in _SLOW_BACKENDS
+    return value in _BACKENDS_WITHOUT_TREES
 
 
 def _paged_tree_without_backend(value: Any, options: Any) -> bool:
