@@ -16,8 +16,8 @@ from pathlib import Path
 
 from adaptivespec.config import AdaptiveConfig, resolve_start, selectable_shapes
 from adaptivespec.errors import AdaptiveSpecError
+from adaptivespec.sglang_plugin.refusals import SGLANG_VERSION
 
-SGLANG_VERSION = "0.5.23"
 _ENTRY_POINTS = {"sglang.srt.plugins": "adaptivespec", "sglang.srt.platforms": "adaptivespec_cpu"}
 _MARKS = {True: "ok     ", False: "PROBLEM", None: "       "}
 

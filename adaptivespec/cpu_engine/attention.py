@@ -18,12 +18,12 @@ from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from torch import Tensor
 
+from adaptivespec.cpu_engine.install import BACKEND_NAME
+
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.model_executor.model_runner import ModelRunner
-
-BACKEND_NAME = "cpu_tree"
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
+from adaptivespec.sglang_plugin.resolve import NAME
+
 if TYPE_CHECKING:
     from sglang.srt.managers.overlap_utils import FutureMap
-
-NAME = "ADAPTIVE"
 
 
 class AdaptiveAlgorithm(CustomSpecAlgo):

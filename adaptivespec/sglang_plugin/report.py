@@ -4,6 +4,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from adaptivespec.metrics import ServerCounts
+from adaptivespec.sglang_plugin.resolve import is_adaptive
 from adaptivespec.shapes import TreeShape
 
 if TYPE_CHECKING:
@@ -140,15 +141,11 @@ def _correct_spec_metrics(result: None, self: Any, meta_info: dict[str, Any], re
             meta_info[SHAPE_HISTOGRAM_KEY] = histogram[-1]
         else:
             del meta_info[SHAPE_HISTOGRAM_KEY]
-    if not _is_adaptive() or "spec_verify_ct" not in meta_info:
+    from sglang.srt.runtime_context import get_spec
+
+    if not is_adaptive(get_spec()) or "spec_verify_ct" not in meta_info:
         return
     # Every step reports its width as SGLang's "cap", so the sum is what was proposed.
     proposed = recv_obj.spec_num_cap_tokens[i]
     meta_info["spec_num_proposed_drafts"] = proposed
     meta_info["spec_accept_rate"] = meta_info["spec_num_correct_drafts"] / proposed if proposed else 0.0
-
-
-def _is_adaptive() -> bool:
-    from sglang.srt.runtime_context import get_spec
-
-    return (get_spec().speculative_algorithm or "").upper() == "ADAPTIVE"

@@ -60,7 +60,7 @@ def register() -> None:
 def _declare_envelope(server_args: Any, previous: Any) -> None:
     previous(server_args)
     view = _view(server_args)
-    if not _is_adaptive(view):
+    if not is_adaptive(view):
         return
     _check_version()
     contract.check()
@@ -80,7 +80,7 @@ def _declare_envelope(server_args: Any, previous: Any) -> None:
 
 def _resolve_as_eagle3(server_args: Any, previous: Any) -> None:
     view = _view(server_args)
-    if not _is_adaptive(view):
+    if not is_adaptive(view):
         previous(server_args)
         return
     if view.speculative_draft_model_path is None:
@@ -130,7 +130,8 @@ def _check_version() -> None:
         )
 
 
-def _is_adaptive(view: Any) -> bool:
+def is_adaptive(view: Any) -> bool:
+    """Whether a view of the server arguments, or SGLang's speculative configuration, names ADAPTIVE."""
     return (view.speculative_algorithm or "").upper() == NAME
 
 

@@ -81,11 +81,6 @@ class RuntimeStates:
             activate=self._activate,
         )
 
-    @property
-    def num_switches(self) -> int:
-        """Swaps that changed the state."""
-        return self._registry.num_switches
-
     def build_all(self, shapes: tuple[TreeShape, ...]) -> None:
         """Build the state of every shape, the widest first so that the rest fits its memory.
 

@@ -1,7 +1,6 @@
 """The worker behind ADAPTIVE: one decode step, readable in one place."""
 
 import functools
-import logging
 from typing import Any
 
 import torch
@@ -20,8 +19,6 @@ from adaptivespec.sglang_plugin.signals import StepSignal
 from adaptivespec.sglang_plugin.states import RuntimeStates
 from adaptivespec.sglang_plugin.verify_step import VerifyStep
 from adaptivespec.shapes import TreeShape
-
-logger = logging.getLogger(__name__)
 
 
 class AdaptiveWorker(EAGLEWorkerV2):
