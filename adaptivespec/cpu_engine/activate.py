@@ -18,8 +18,9 @@ def activate() -> None:
 
     Nothing happens where torch sees an accelerator, unless the user asked for the CPU engine there with
     ``SGLANG_USE_CPU_ENGINE=1``, and nothing where the installed ``sgl_kernel`` has the CPU kernels itself.
-    Effects otherwise: ``SGLANG_USE_CPU_ENGINE=1`` and ``TORCHDYNAMO_DISABLE=1`` (20 s of C++ compilation at the first
-    tree request) are set unless the user set them, and ``sys.path`` starts with the stand-in's folder.
+    Effects otherwise: ``sys.path`` starts with the stand-in's folder, and unless the user set them
+    ``SGLANG_USE_CPU_ENGINE=1``, ``TORCHDYNAMO_DISABLE=1`` (20 s of C++ compilation at the first tree request) and
+    ``SGLANG_ENABLE_TORCH_INFERENCE_MODE=1`` (small operators cost up to twice as much under ``no_grad``).
 
     Returns:
         None: "not this platform", so that SGLang goes on with its own detection.
@@ -32,6 +33,7 @@ def activate() -> None:
         return
     os.environ[CPU_ENGINE_VARIABLE] = "1"
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    os.environ.setdefault("SGLANG_ENABLE_TORCH_INFERENCE_MODE", "1")
     sys.path.insert(0, STANDIN_FOLDER)
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.radix_attention import AttentionType
-from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool
 from torch import Tensor
 
 from adaptivespec.cpu_engine.install import BACKEND_NAME
@@ -106,6 +106,12 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, plan: KeyPlan, scaling: 
     return out.reshape(query.shape[0], -1).to(query.dtype)
 
 
+def _keeps_rows_as_they_are(pool: Any) -> bool:
+    """Whether ``set_kv_buffer`` would do nothing but copy rows into the layer's two buffers."""
+    is_plain = type(pool) is MHATokenToKVPool and pool.kv_cache_layout == "nhd"
+    return is_plain and pool.store_dtype == pool.dtype and not pool.is_quantized_kv_cache
+
+
 class CpuTreeBackend(AttentionBackend):
     """SGLang attention backend ``cpu_tree``: any dtype, grouped heads, page size 1, trees of any shape.
 
@@ -116,6 +122,7 @@ class CpuTreeBackend(AttentionBackend):
         super().__init__()
         self.req_to_token = model_runner.req_to_token_pool.req_to_token
         self.token_to_kv_pool = model_runner.token_to_kv_pool
+        self.has_plain_pool = _keeps_rows_as_they_are(self.token_to_kv_pool)
         self.plans: list[KeyPlan] = []
 
     def init_forward_metadata(self, forward_batch: "ForwardBatch") -> None:
@@ -165,11 +172,15 @@ class CpuTreeBackend(AttentionBackend):
         extras: dict[str, Any],
     ) -> Tensor:
         _refuse_unsupported(layer, extras)
-        if save_kv_cache and k is not None and v is not None:
-            loc = KVWriteLoc(forward_batch.out_cache_loc, None)
-            self.token_to_kv_pool.set_kv_buffer(layer, loc, k, v)
         keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
         values = self.token_to_kv_pool.get_value_buffer(layer.layer_id)
+        if save_kv_cache and k is not None and v is not None:
+            if self.has_plain_pool and k.dtype == keys.dtype:
+                keys.index_copy_(0, forward_batch.out_cache_loc, k)
+                values.index_copy_(0, forward_batch.out_cache_loc, v)
+            else:
+                loc = KVWriteLoc(forward_batch.out_cache_loc, None)
+                self.token_to_kv_pool.set_kv_buffer(layer, loc, k, v)
         query = q.view(-1, layer.tp_q_head_num, layer.head_dim)
         outs = [attend(query[plan.rows], keys, values, plan, layer.scaling) for plan in self.plans]
         return outs[0] if len(outs) == 1 else torch.cat(outs)

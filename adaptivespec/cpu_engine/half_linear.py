@@ -48,7 +48,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
     packed = _packed(weight)
     if packed is None:
         return None
-    out = torch.ops.quantized.linear_dynamic_fp16(x.float(), packed)
+    out = torch.ops.quantized.linear_dynamic_fp16.default(x.float(), packed)  # .default: no search for the overload
     if bias is not None:
         out += bias
     return out.to(x.dtype)

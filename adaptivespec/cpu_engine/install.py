@@ -51,16 +51,23 @@ def register() -> None:
 
 def _make_backend(model_runner: "ModelRunner") -> Any:
     from adaptivespec.cpu_engine.attention import CpuTreeBackend
+    from adaptivespec.cpu_engine.layers import lighten
 
     patch_model_modules()
+    lighten(model_runner.model, _is_single_rank())
     return CpuTreeBackend(model_runner)
 
 
 @functools.cache
 def patch_model_modules() -> None:
     """Wrap the few SGLang functions that this engine extends (see the contract table). Once a process."""
+    from sglang.srt.layers.layer_boundary.construction import StagePlan
+    from sglang.srt.layers.layer_boundary.contracts import BatchVariant
     from sglang.srt.speculative.draft_utils import DraftBackendFactory
 
+    if _is_single_rank():
+        # Four times a layer SGLang asks how the batch's rows lie on the ranks; on one rank there is one answer.
+        StagePlan.variant_for = lambda self, forward_batch: BatchVariant.ORDINARY
     _wrap(DraftBackendFactory, "_create_backend", _with_cpu_tree)
 
     from adaptivespec.cpu_engine import half_linear
@@ -79,6 +86,12 @@ def patch_model_modules() -> None:
         )
 
 
+def _is_single_rank() -> bool:
+    from sglang.srt.runtime_context import get_parallel
+
+    return bool(get_parallel().tp_size == 1)
+
+
 def _wrap(owner: type, name: str, wrapper: Any) -> None:
     original = getattr(owner, name)
 
@@ -93,9 +106,11 @@ def _with_cpu_tree(
     self: Any, original: Any, backend_name: str, backend_map: dict, error_template: str, stamps_children: bool = False
 ) -> Any:
     from adaptivespec.cpu_engine.attention import CpuTreeBackend, CpuTreeMultiStepDraftBackend
+    from adaptivespec.cpu_engine.layers import lighten
 
     def make() -> tuple[str, Any]:
         runner = self.draft_model_runner
+        lighten(runner.model, _is_single_rank())
         if stamps_children:
             return BACKEND_NAME, CpuTreeMultiStepDraftBackend(runner, self.topk, self.speculative_num_steps)
         return BACKEND_NAME, CpuTreeBackend(runner)
@@ -106,9 +121,13 @@ def _with_cpu_tree(
 def _linear(
     self: Any, original: Any, layer: Any, x: "torch.Tensor", bias: "torch.Tensor | None" = None
 ) -> "torch.Tensor":
+    import torch
+
     from adaptivespec.cpu_engine import half_linear
 
-    out = half_linear.linear(x, layer.weight, bias)
+    # torch's own product of a single bfloat16 row reads the weights as fast, and needs no conversion of the row.
+    is_single = x.dtype == torch.bfloat16 and x.numel() == x.shape[-1]
+    out = None if is_single else half_linear.linear(x, layer.weight, bias)
     return original(self, layer, x, bias) if out is None else out
 
 

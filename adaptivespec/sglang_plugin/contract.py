@@ -155,6 +155,7 @@ TOKENIZER: tuple[Touch, ...] = (
     ),
 )
 
+_NORM = "x residual post_residual_addition quant_linear"
 CPU_ENGINE: tuple[Touch, ...] = (
     Touch(
         "srt.speculative.draft_utils:DraftBackendFactory._create_backend",
@@ -173,6 +174,26 @@ CPU_ENGINE: tuple[Touch, ...] = (
         "hidden_states lm_head embedding_bias out",
         "wrap",
         "half-precision products",
+    ),
+    Touch("srt.layers.layernorm:RMSNorm.forward_native", _NORM, "bind", "fewer operators a norm"),
+    Touch(
+        "srt.layers.rotary_embedding.base:RotaryEmbedding.forward_native",
+        "positions query key offsets fused_set_kv_buffer_arg",
+        "bind",
+        "fewer operators a rotary embedding",
+    ),
+    Touch("srt.layers.linear:ColumnParallelLinear.forward", "input_", "bind", "fewer calls around a product"),
+    Touch(
+        "srt.layers.linear:RowParallelLinear.forward",
+        "input_ skip_all_reduce forward_batch output_tensor",
+        "bind",
+        "fewer calls around a product",
+    ),
+    Touch(
+        "srt.layers.layer_boundary.construction:StagePlan.variant_for",
+        "forward_batch",
+        "bind",
+        "one rank has one layout of rows",
     ),
 )
 

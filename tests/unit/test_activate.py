@@ -10,6 +10,7 @@ import torch
 from adaptivespec.cpu_engine import activate
 
 VARIABLE = activate.CPU_ENGINE_VARIABLE
+INFERENCE_MODE = "SGLANG_ENABLE_TORCH_INFERENCE_MODE"
 
 
 def kernel_modules() -> list[str]:
@@ -19,7 +20,7 @@ def kernel_modules() -> list[str]:
 @pytest.fixture
 def process(monkeypatch, tmp_path):
     """As a fresh process of a box without an accelerator, with a folder first on its path for fake packages."""
-    for name in (VARIABLE, "TORCHDYNAMO_DISABLE"):
+    for name in (VARIABLE, "TORCHDYNAMO_DISABLE", INFERENCE_MODE):
         monkeypatch.setenv(name, "")  # so that it is restored
         monkeypatch.delenv(name)
     path = [entry for entry in sys.path if entry != activate.STANDIN_FOLDER]
@@ -42,7 +43,7 @@ def write_kernel(folder, source: str, **modules: str) -> None:
 
 
 def is_untouched() -> bool:
-    return activate.STANDIN_FOLDER not in sys.path and "TORCHDYNAMO_DISABLE" not in os.environ
+    return activate.STANDIN_FOLDER not in sys.path and not {"TORCHDYNAMO_DISABLE", INFERENCE_MODE} & os.environ.keys()
 
 
 def test_without_an_accelerator_the_standin_comes_first(process):
@@ -51,6 +52,7 @@ def test_without_an_accelerator_the_standin_comes_first(process):
     assert activate.is_standin_active()
     assert os.environ[VARIABLE] == "1"
     assert os.environ["TORCHDYNAMO_DISABLE"] == "1"
+    assert os.environ[INFERENCE_MODE] == "1"
     import sgl_kernel
 
     assert sgl_kernel.__file__.startswith(activate.STANDIN_FOLDER)
