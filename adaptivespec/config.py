@@ -5,19 +5,20 @@ JSON layout, every key optional:
     {"policy": "dcs",
      "shape": {"range": "default", "start": null, "extra": []},
      "dcs": {"divisor": 0.5, "alpha": 0.3, "initial_rar": 0.5, "breaker_steps": 5},
+     "margin": {"kappa": null, "sampled": false, "max_promotions": 1, "top_k_guard": 0},
+     "strict_only": false,
      "graphs": {"memory_budget_gb": null, "max_batch_size": null, "max_rows": null}}
 """
 
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from adaptivespec.config_checks import (
     JsonObject,
-    checked_keys,
+    flag,
     integer,
-    key_path,
     number,
     optional,
     policy_name,
@@ -26,51 +27,12 @@ from adaptivespec.config_checks import (
 )
 from adaptivespec.errors import ConfigError
 from adaptivespec.policy import make_policy
+from adaptivespec.section import Section
 from adaptivespec.shapes import PRESETS, ShapeRange, TreeShape
 
 
-class _Section:
-    """Base of the config dataclasses: every field is checked, and normalised, at construction."""
-
-    SECTION: ClassVar[str] = ""
-
-    def __post_init__(self) -> None:
-        for item in fields(self):  # type: ignore[arg-type]
-            value = item.metadata["check"](getattr(self, item.name), key_path(self.SECTION, item.name))
-            object.__setattr__(self, item.name, value)
-
-    @classmethod
-    def from_dict(cls, data: Any) -> Self:
-        """The section that a parsed JSON object describes; keys left out keep their default.
-
-        Raises:
-            ConfigError: not an object, an unknown key, or a value that is not accepted; names the full key path.
-        """
-        valid = [item.name for item in fields(cls)]  # type: ignore[arg-type]
-        return cls(**checked_keys(data, valid, cls.SECTION))
-
-    @classmethod
-    def check(cls, value: Any, where: str) -> Self:
-        """The check of a field that holds this section: an instance passes, all else is parsed."""
-        return value if isinstance(value, cls) else cls.from_dict(value)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The effective values, ready for JSON; `from_dict` of it gives an equal object."""
-        return {item.name: _plain(getattr(self, item.name)) for item in fields(self)}  # type: ignore[arg-type]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, _Section):
-        return value.to_dict()
-    if isinstance(value, ShapeRange):
-        return {"low": value.low.to_list(), "high": value.high.to_list()}
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return value.to_list() if isinstance(value, TreeShape) else value
-
-
 @dataclass(frozen=True)
-class ShapeConfig(_Section):
+class ShapeConfig(Section):
     """Which tree shapes may be used.
 
     Args:
@@ -90,7 +52,7 @@ class ShapeConfig(_Section):
 
 
 @dataclass(frozen=True)
-class DcsConfig(_Section):
+class DcsConfig(Section):
     """How the policy `dcs` turns confidence into a place in the range. Source of all four: AdaptiveSpec paper.
 
     Args:
@@ -109,7 +71,26 @@ class DcsConfig(_Section):
 
 
 @dataclass(frozen=True)
-class GraphConfig(_Section):
+class MarginConfig(Section):
+    """When a drafted token may stand in for the target's own. Lossy; off unless ``kappa`` is given.
+
+    Args:
+        kappa: least p(draft token) / p(top1) under the target at a mismatch; above 0, at most 1. null: strict. 1: exact
+            ties alone. Published: 0.2. Requests may tighten it. Source: AdaptiveSpec paper.
+        sampled: also for requests with a temperature, by their tempered and filtered distribution. Source: this project.
+        max_promotions: in one step of one request; 1 is the published rule, 0 no limit.
+        top_k_guard: promote only tokens among the target's so many likeliest; 0: no guard. Source: this project.
+    """
+
+    SECTION: ClassVar[str] = "margin"
+    kappa: float | None = field(default=None, metadata={"check": optional(number(above=0.0, high=1.0))})
+    sampled: bool = field(default=False, metadata={"check": flag})
+    max_promotions: int = field(default=1, metadata={"check": integer(0, 64)})
+    top_k_guard: int = field(default=0, metadata={"check": integer(0, 1_000_000)})
+
+
+@dataclass(frozen=True)
+class GraphConfig(Section):
     """What the runtime states may take. Without CUDA nothing is captured and none of it has an effect. All: this project.
 
     Args:
@@ -135,19 +116,33 @@ class GraphConfig(_Section):
 
 
 @dataclass(frozen=True)
-class AdaptiveConfig(_Section):
+class AdaptiveConfig(Section):
     """Everything that `--speculative-adaptive-config` can set.
 
     Args:
         policy: who chooses the shape of a step: "dcs" (draft confidence and recent acceptance), "static" (always the
             start shape), "cycle" (every shape in turn; diagnostics). Source: AdaptiveSpec paper for dcs.
-        shape, dcs, graphs: see `ShapeConfig`, `DcsConfig`, `GraphConfig`.
+        shape, dcs, margin, graphs: see `ShapeConfig`, `DcsConfig`, `MarginConfig`, `GraphConfig`.
+        strict_only: every answer is the target's own: no ``margin.kappa`` here, none at run time, none in a request.
+            Source: this project.
     """
 
     policy: str = field(default="dcs", metadata={"check": policy_name})
     shape: ShapeConfig = field(default_factory=ShapeConfig, metadata={"check": ShapeConfig.check})
     dcs: DcsConfig = field(default_factory=DcsConfig, metadata={"check": DcsConfig.check})
+    margin: MarginConfig = field(default_factory=MarginConfig, metadata={"check": MarginConfig.check})
     graphs: GraphConfig = field(default_factory=GraphConfig, metadata={"check": GraphConfig.check})
+    strict_only: bool = field(default=False, metadata={"check": flag})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.strict_only and self.margin.kappa is not None:
+            raise ConfigError(
+                where="margin.kappa",
+                found=f"{self.margin.kappa:g} beside strict_only",
+                expected="null, since a strict_only server never accepts a token that is not the target's own",
+                fix="remove margin.kappa, or strict_only",
+            )
 
     @classmethod
     def from_json_file(cls, path: str | Path | None) -> Self:

@@ -85,6 +85,12 @@ def integer(low: int, high: int) -> Check:
     return check
 
 
+def flag(value: Any, where: str) -> bool:
+    if type(value) is not bool:
+        raise ConfigError(where=where, found=reprlib.repr(value), expected="true or false", fix="change the value")
+    return value
+
+
 def optional(check: Check) -> Check:
     return lambda value, where: None if value is None else check(value, where)
 

@@ -7,9 +7,17 @@ counts the bonus token; an accept length always does.
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from adaptivespec.shapes import TreeShape
+
+
+class Promotion(NamedTuple):
+    """A drafted token that stands in for the target's own: its place in the output, and both their probabilities."""
+
+    position: int
+    prob: float
+    top1_prob: float
 
 
 @dataclass
@@ -22,6 +30,10 @@ class RequestCounts:
         accepted: draft tokens accepted, bonus tokens not counted.
         steps_per_shape: steps at each shape.
         steps_per_accepted: steps that accepted just so many draft tokens.
+        kappa: least ratio that the request is verified with; None where it is strict.
+        promoted: accepted drafts that stand in for the target's own token, returned ones.
+        promoted_cut: the same, cut off by a stop or the length cap and never returned.
+        promotions: the returned ones in order, kept where the request asks for them.
     """
 
     verify_steps: int = 0
@@ -29,6 +41,10 @@ class RequestCounts:
     accepted: int = 0
     steps_per_shape: Counter[TreeShape] = field(default_factory=Counter)
     steps_per_accepted: Counter[int] = field(default_factory=Counter)
+    kappa: float | None = None
+    promoted: int = 0
+    promoted_cut: int = 0
+    promotions: list[Promotion] = field(default_factory=list)
 
     def record(self, shape: TreeShape, num_accepted: int) -> None:
         """Count one step.
@@ -43,6 +59,22 @@ class RequestCounts:
         self.steps_per_shape[shape] += 1
         self.steps_per_accepted[num_accepted] += 1
 
+    def record_promotions(self, promotions: Iterable[Promotion], num_returned: int, keep: bool) -> None:
+        """Count the promotions of one step.
+
+        Args:
+            promotions: what was promoted.
+            num_returned: length that the output may reach at most; what lies beyond it was cut off.
+            keep: list the returned ones in `promotions`.
+        """
+        for promotion in promotions:
+            if promotion.position >= num_returned:
+                self.promoted_cut += 1
+                continue
+            self.promoted += 1
+            if keep:
+                self.promotions.append(promotion)
+
     @property
     def accept_rate(self) -> float:
         """Accepted / proposed, in [0, 1]; 0.0 where nothing was proposed."""
@@ -56,8 +88,15 @@ class RequestCounts:
     def to_meta(self) -> dict[str, Any]:
         """The entries of a response's `meta_info`, under SGLang's names where it has them.
 
-        `spec_correct_drafts_histogram[i]` is the number of steps that accepted i draft tokens.
+        `spec_correct_drafts_histogram[i]` is the number of steps that accepted i draft tokens. `spec_margin` is there
+        where a margin was set: `promotions` holds `[position in the output, p(token), p(top1)]` where it was asked for.
         """
+        margin = {
+            "kappa": self.kappa,
+            "num_promoted": self.promoted,
+            "num_promoted_cut": self.promoted_cut,
+            "promotions": [list(promotion) for promotion in self.promotions],
+        }
         longest = max(self.steps_per_accepted, default=-1)
         return {
             "spec_accept_rate": self.accept_rate,
@@ -67,6 +106,7 @@ class RequestCounts:
             "spec_verify_ct": self.verify_steps,
             "spec_correct_drafts_histogram": [self.steps_per_accepted[i] for i in range(longest + 1)],
             "spec_shape_histogram": {str(shape): self.steps_per_shape[shape] for shape in sorted(self.steps_per_shape)},
+            **({} if self.kappa is None else {"spec_margin": margin}),
         }
 
     def check_identities(self) -> list[str]:
@@ -86,6 +126,7 @@ class RequestCounts:
             ),
             ("0 <= accepted in every step", 0, "<=", min(by_accepted, default=0)),
             ("accepted in a step <= deepest num_steps", max(by_accepted, default=0), "<=", deepest),
+            ("promoted <= accepted", self.promoted + self.promoted_cut, "<=", self.accepted),
             *_rate_identities(self.accepted, self.proposed),
         )
 
@@ -99,7 +140,9 @@ class ServerCounts:
         steps_per_shape: batch steps at each shape; a batch of 8 adds 1.
         shape_switches: batch steps whose shape was not that of the batch step before.
         breaker_trips, breaker_recoveries: copied from the policy's counts.
-        refusals: refused starts and requests by reason.
+        promoted, promoted_cut: as in `RequestCounts`.
+        refusals: refused run-time settings by reason; a refused start ends the process and a refused request never
+            reaches the scheduler.
     """
 
     verify_steps: int = 0
@@ -109,6 +152,8 @@ class ServerCounts:
     shape_switches: int = 0
     breaker_trips: int = 0
     breaker_recoveries: int = 0
+    promoted: int = 0
+    promoted_cut: int = 0
     refusals: Counter[str] = field(default_factory=Counter)
     _last_shape: TreeShape | None = field(default=None, repr=False, compare=False)
 
@@ -128,6 +173,18 @@ class ServerCounts:
         self.steps_per_shape[shape] += 1
         self.shape_switches += self._last_shape is not None and shape != self._last_shape
         self._last_shape = shape
+
+    def to_dict(self) -> dict[str, Any]:
+        """The counters and what follows from them, as JSON types."""
+        plain = ("verify_steps", "proposed", "accepted", "accept_rate", "accept_length", "shape_switches")
+        events = ("breaker_trips", "breaker_recoveries", "promoted", "promoted_cut")
+        tokens = self.accepted + self.verify_steps
+        return {
+            **{name: getattr(self, name) for name in plain + events},
+            "promoted_per_1000_tokens": 1000 * (self.promoted + self.promoted_cut) / tokens if tokens else 0.0,
+            "steps_per_shape": {str(shape): steps for shape, steps in sorted(self.steps_per_shape.items())},
+            "refusals": dict(self.refusals),
+        }
 
     def record_refusal(self, reason: str) -> None:
         """Count one refusal under the reason of its `RefusedError`."""

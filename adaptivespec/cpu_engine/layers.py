@@ -35,7 +35,7 @@ def lighten(model: nn.Module, is_single_rank: bool) -> None:
         elif type(module) is RotaryEmbedding and module.is_neox_style and module.rotary_dim == module.head_size:
             module._forward_method = Rotation(module)
         elif is_single_rank and isinstance(module, LinearBase) and _is_plain_linear(module):
-            module.forward = MethodType(multiply, module)  # type: ignore[method-assign]
+            module.forward = MethodType(multiply, module)
 
 
 def _is_plain_linear(layer: "LinearBase") -> bool:

@@ -11,32 +11,53 @@ if TYPE_CHECKING:
     from adaptivespec.sglang_plugin.worker import AdaptiveWorker
 
 SHAPE_KEY = "adaptive_shape"
+KAPPA_KEY = "adaptive_kappa"
 UNPIN = -1
+STRICT = 0
 
 
 def install(worker: "AdaptiveWorker") -> None:
-    """Accept ``{"server_args": {"adaptive_shape": 2}}``: pin the shape at that place, counted from 0, of the list
-    ``shapes`` in ``/server_info``; -1 lets the policy choose again.
+    """Accept two settings. Once, in the scheduler's process.
 
-    Another number is rejected: the answer is ``[false]``, the reason stands in the server's log. Once, in the
-    scheduler's process.
+    ``{"server_args": {"adaptive_shape": 2}}`` pins the shape at that place, counted from 0, of the list ``shapes`` in
+    ``/server_info``; -1 lets the policy choose again. ``{"server_args": {"adaptive_kappa": 0.3}}`` sets ``margin.kappa``
+    for the requests that run and those to come; 0 makes the server strict. Another number is rejected and counted: the
+    answer is ``[false]``, the reason stands in the server's log.
     """
     from sglang.srt.managers.scheduler_components import internal_state
 
     controller = internal_state.SchedulerInternalStateController
     sglang_handlers = controller._update_handlers
 
-    def validate(key: str, value: Any) -> None:
+    def reject(key: str, value: Any, expected: str) -> None:
+        worker.reporter.record_refusal(key)
+        raise internal_state.UpdateRejected(f"{key}: found {value!r}; expected {expected}")
+
+    def validate_shape(key: str, value: Any) -> None:
         shapes = worker.shapes
         if value not in range(UNPIN, len(shapes)):
             places = " ".join(f"{place}:{shape}" for place, shape in enumerate(shapes))
-            raise internal_state.UpdateRejected(f"{key}: found {value!r}; expected -1 (the policy chooses) or {places}")
+            reject(key, value, f"-1 (the policy chooses) or {places}")
 
-    def apply(key: str, value: Any) -> None:
+    def apply_shape(key: str, value: Any) -> None:
         worker.pinned_shape = None if value == UNPIN else worker.shapes[int(value)]
+
+    def validate_kappa(key: str, value: Any) -> None:
+        if not 0 <= value <= 1:
+            reject(key, value, "0 (strict), or above 0 and at most 1")
+        if value and worker.config.strict_only:
+            reject(key, value, "0: this server runs with strict_only")
+
+    def apply_kappa(key: str, value: Any) -> None:
+        worker.verify_step.rows.kappa = None if value == STRICT else float(value)
+
+    ours = {
+        SHAPE_KEY: internal_state._UpdateHandler(validate_shape, apply_shape),
+        KAPPA_KEY: internal_state._UpdateHandler(validate_kappa, apply_kappa),
+    }
 
     @functools.wraps(sglang_handlers)
     def handlers(self: Any) -> dict[str, Any]:
-        return {**sglang_handlers(self), SHAPE_KEY: internal_state._UpdateHandler(validate, apply)}
+        return {**sglang_handlers(self), **ours}
 
     controller._update_handlers = handlers

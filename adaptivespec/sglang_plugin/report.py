@@ -3,14 +3,17 @@
 import functools
 from typing import TYPE_CHECKING, Any
 
+from adaptivespec.config import AdaptiveConfig
+from adaptivespec.errors import ConfigError
 from adaptivespec.metrics import ServerCounts
+from adaptivespec.request_options import RequestOptions
 from adaptivespec.sglang_plugin.resolve import is_adaptive
 from adaptivespec.shapes import TreeShape
 
 if TYPE_CHECKING:
     from adaptivespec.sglang_plugin.worker import AdaptiveWorker
 
-SHAPE_HISTOGRAM_KEY = "spec_shape_histogram"
+_DETAIL_KEYS = ("spec_shape_histogram", "spec_margin")
 _PREFIX = "adaptivespec:"
 
 
@@ -40,6 +43,20 @@ class Reporter:
         if self._prometheus is not None and num_accepted:
             self._prometheus.record(shape, num_accepted, counts.shape_switches - switches, trips, recoveries)
 
+    def record_promotions(self, num_returned: int, num_cut: int) -> None:
+        """Count promoted tokens."""
+        self.counts.promoted += num_returned
+        self.counts.promoted_cut += num_cut
+        if self._prometheus is not None:
+            self._prometheus.promoted.labels("returned").inc(num_returned)
+            self._prometheus.promoted.labels("cut").inc(num_cut)
+
+    def record_refusal(self, reason: str) -> None:
+        """Count a run-time setting that was refused."""
+        self.counts.record_refusal(reason)
+        if self._prometheus is not None:
+            self._prometheus.refusals.labels(reason).inc()
+
     def start_prometheus(self) -> None:
         """Begin to feed Prometheus; SGLang has set up its multi-process folder by now."""
         self._prometheus = PrometheusCounters()
@@ -53,18 +70,8 @@ class Reporter:
             "pinned_shape": str(worker.pinned_shape) if worker.pinned_shape else None,
             "shapes": [str(shape) for shape in worker.shapes],
             "states": worker.states.report().to_dict(),
-            "counts": {
-                "verify_steps": counts.verify_steps,
-                "proposed": counts.proposed,
-                "accepted": counts.accepted,
-                "accept_rate": counts.accept_rate,
-                "accept_length": counts.accept_length,
-                "steps_per_shape": {str(shape): steps for shape, steps in sorted(counts.steps_per_shape.items())},
-                "shape_switches": counts.shape_switches,
-                "breaker_trips": counts.breaker_trips,
-                "breaker_recoveries": counts.breaker_recoveries,
-                "bad_signals": worker.policy.counts.bad_signals,
-            },
+            "kappa": worker.verify_step.rows.kappa,
+            "counts": counts.to_dict() | {"bad_signals": worker.policy.counts.bad_signals},
         }
 
 
@@ -84,6 +91,8 @@ class PrometheusCounters:
         self._switches = counter("shape_switches", "batch steps whose shape differed from the one before")
         self._trips = counter("breaker_trips", "requests cut off by the circuit breaker")
         self._recoveries = counter("breaker_recoveries", "requests whose circuit breaker closed again")
+        self.promoted = counter("promoted_drafts", "drafts accepted in place of the target's own token", "fate")
+        self.refusals = counter("refusals", "run-time settings that were refused", "reason")
 
     def record(self, shape: TreeShape, num_accepted: list[int], switches: int, trips: int, recoveries: int) -> None:
         """Add one step of a batch."""
@@ -110,23 +119,26 @@ def install_in_scheduler(reporter: Reporter) -> None:
 
     SchedulerInternalStateController._add_speculative = add_adaptive
     SchedulerOutputStreamer.has_additional_customized_info = True
-    SchedulerOutputStreamer.build_additional_customized_info = _shape_histograms
-    SchedulerOutputStreamer.is_request_level_customized_info_key = lambda self, key: key == SHAPE_HISTOGRAM_KEY
+    SchedulerOutputStreamer.build_additional_customized_info = _response_details
+    SchedulerOutputStreamer.is_request_level_customized_info_key = lambda self, key: key in _DETAIL_KEYS
 
 
-def _shape_histograms(self: Any, reqs: list[Any]) -> dict[str, list]:
-    """One list a request: its histogram once it has finished, nothing before."""
-    values = []
+def _response_details(self: Any, reqs: list[Any]) -> dict[str, list]:
+    """One list a request and key: its value once the request has finished, nothing before."""
+    details: dict[str, list] = {key: [] for key in _DETAIL_KEYS}
     for request in reqs:
         counts = getattr(request, "adaptive_counts", None)
-        values.append([] if counts is None or not request.finished() else [counts.to_meta()[SHAPE_HISTOGRAM_KEY]])
-    return {SHAPE_HISTOGRAM_KEY: values}
+        meta = counts.to_meta() if counts is not None and request.finished() else {}
+        for key, values in details.items():
+            values.append([meta[key]] if key in meta else [])
+    return details
 
 
 def install_in_tokenizer() -> None:
-    """Make the accept rate of a response count what was really proposed. Acts on ADAPTIVE's responses only."""
+    """Check what requests ask of ADAPTIVE, and make the accept rate of a response count what was really proposed."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    HookRegistry.register("sglang.srt.sampling.sampling_params.SamplingParams.verify", _check_request, HookType.AFTER)
     HookRegistry.register(
         "sglang.srt.managers.tokenizer_manager.TokenizerManager._calculate_spec_decoding_metrics",
         _correct_spec_metrics,
@@ -135,12 +147,13 @@ def install_in_tokenizer() -> None:
 
 
 def _correct_spec_metrics(result: None, self: Any, meta_info: dict[str, Any], recv_obj: Any, i: int) -> None:
-    histogram = meta_info.get(SHAPE_HISTOGRAM_KEY)
-    if isinstance(histogram, list):
-        if histogram:
-            meta_info[SHAPE_HISTOGRAM_KEY] = histogram[-1]
-        else:
-            del meta_info[SHAPE_HISTOGRAM_KEY]
+    for key in _DETAIL_KEYS:
+        values = meta_info.get(key)
+        if isinstance(values, list):
+            if values:
+                meta_info[key] = values[-1]
+            else:
+                del meta_info[key]
     from sglang.srt.runtime_context import get_spec
 
     if not is_adaptive(get_spec()) or "spec_verify_ct" not in meta_info:
@@ -149,3 +162,25 @@ def _correct_spec_metrics(result: None, self: Any, meta_info: dict[str, Any], re
     proposed = recv_obj.spec_num_cap_tokens[i]
     meta_info["spec_num_proposed_drafts"] = proposed
     meta_info["spec_accept_rate"] = meta_info["spec_num_correct_drafts"] / proposed if proposed else 0.0
+
+
+def _check_request(result: None, self: Any, vocab_size: int) -> None:
+    """SGLang answers a ValueError with status 400 and its text."""
+    from sglang.srt.runtime_context import get_spec
+
+    spec = get_spec()
+    if not is_adaptive(spec):
+        return
+    options = RequestOptions.of(self)
+    if options.kappa is not None and _config_of(spec.speculative_adaptive_config).strict_only:
+        raise ConfigError(
+            where=f"{RequestOptions.SECTION}.kappa",
+            found=f"{options.kappa:g}",
+            expected="nothing: this server runs with strict_only",
+            fix="leave it out",
+        )
+
+
+@functools.cache
+def _config_of(path: str | None) -> AdaptiveConfig:
+    return AdaptiveConfig.from_json_file(path)

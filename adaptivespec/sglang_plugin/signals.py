@@ -4,12 +4,15 @@ It rides on SGLang's auxiliary output: copied to the host together with the step
 been committed. Under overlap that is one step late, which the policy accepts.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
 
+from adaptivespec.metrics import Promotion
+from adaptivespec.sglang_plugin.verify_step import StepPromotions
 from adaptivespec.shapes import TreeShape
 
 
@@ -22,6 +25,9 @@ class SignalSink(Protocol):
     def on_step(self, requests: list[Any], shape: TreeShape, num_accepted: list[int], top1_probs: list[float]) -> None:
         """A step of this shape has been committed; ``num_accepted`` counts drafts, not the bonus token."""
 
+    def on_promotions(self, request: Any, promotions: list[Promotion]) -> None:
+        """Tokens of the step before that stand in for the target's own; called after `on_step`."""
+
 
 @dataclass(frozen=True)
 class StepSignal:
@@ -31,18 +37,21 @@ class StepSignal:
         top1_probs: ``[B]`` float32 draft probability of the likeliest first token of the next tree.
         accept_lens: ``[B]`` integer accepted drafts plus the bonus token; None for a prefill.
         shape: what the step ran with; None for a prefill.
+        promotions: what the margin rule did; None where it could do nothing.
         sink: who hears of it.
     """
 
     top1_probs: Tensor
     accept_lens: Tensor | None
     shape: TreeShape | None
+    promotions: StepPromotions | None
     sink: SignalSink
 
     def copy_to_host(self, copy_tensor: Callable[[Tensor], Tensor]) -> "StepSignal":
         """The same on the host, readable once SGLang's copy event has passed. Host sync: none."""
         accept_lens = None if self.accept_lens is None else copy_tensor(self.accept_lens)
-        return StepSignal(copy_tensor(self.top1_probs), accept_lens, self.shape, self.sink)
+        promotions = self.promotions and StepPromotions(*map(copy_tensor, self.promotions))
+        return StepSignal(copy_tensor(self.top1_probs), accept_lens, self.shape, promotions, self.sink)
 
     def consume(self, batch: Any, commits: Sequence[Any]) -> None:
         """Called by SGLang after the step's tokens have been committed and before they are streamed."""
@@ -56,3 +65,14 @@ class StepSignal:
         self.sink.on_step(
             requests, self.shape, [accept_lens[row] - 1 for row in live], [top1_probs[row] for row in live]
         )
+        if self.promotions is not None:
+            log_probs, log_top1s = self.promotions.log_prob.tolist(), self.promotions.log_top1.tolist()
+            found: dict[int, list[Promotion]] = {}
+            for row, place in self.promotions.promoted.nonzero().tolist():
+                if commits[row] is not None:
+                    position = commits[row].output_index + place
+                    found.setdefault(row, []).append(
+                        Promotion(position, math.exp(log_probs[row][place]), math.exp(log_top1s[row][place]))
+                    )
+            for row, promotions in found.items():
+                self.sink.on_promotions(batch.reqs[row], promotions)

@@ -1,50 +1,35 @@
 """Verification with our own choice of target tokens, inside SGLang's verify.
 
 SGLang's `eagle_sample` applies penalties, bias and grammar to the logits, picks a target token for every node, and walks
-the tree. We keep all of it and replace the picking: greedy rows take the argmax, sampled rows draw with `draw_tokens`.
-For that, `eagle_sample` is told that every batch verifies greedily, and the tree walker it then calls is ours. Three
+the tree. We keep all of it and replace the picking: greedy rows take the argmax, sampled rows draw with `draw_tokens`,
+and near misses are substituted where a margin is set, see `adaptivespec.verify.margin`. For that, `eagle_sample` is told that every batch verifies greedily, and the tree walker it then calls is ours. Three
 names in SGLang's modules are bound once, in the process of this worker; they are in the contract table.
 """
 
-import random
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from sglang.srt.speculative import eagle_utils, eagle_worker_common
 from torch import Tensor
 
-from adaptivespec.verify.sampling import draw_tokens
+from adaptivespec.config import MarginConfig
+from adaptivespec.sglang_plugin.request_rows import RequestRows
+from adaptivespec.verify.margin import promote
+from adaptivespec.verify.sampling import draw_tokens, filter_probs
+from adaptivespec.verify.tree import parents_from_links
 
 
-class RequestSeeds:
-    """The sampling seeds of a batch as a tensor: what a request asked for, else one drawn for it when it is first seen.
+class StepPromotions(NamedTuple):
+    """What the margin rule did in a step, by the tokens that the step committed.
 
-    The tensor is made anew only when the batch's requests change.
+    Attributes:
+        promoted: ``[B, depth]`` bool, drafted tokens accepted in place of the target's own.
+        log_prob, log_top1: ``[B, depth]`` float32, what the target gave them, and gave its own choice.
     """
 
-    def __init__(self, device: str) -> None:
-        self._device = device
-        self._requests: list[Any] = []
-        self._tensor = torch.empty(0, dtype=torch.int64, device=device)
-
-    def tensor(self, requests: list[Any]) -> Tensor:
-        """``[B]`` int64 in the order of ``requests``. Host sync: none (a small pinned copy when the batch changes)."""
-        if len(requests) != len(self._requests) or any(
-            a is not b for a, b in zip(requests, self._requests, strict=True)
-        ):
-            seeds = torch.tensor([self._seed_of(request) for request in requests], dtype=torch.int64)
-            if self._device == "cuda":
-                seeds = seeds.pin_memory()
-            self._tensor = seeds.to(self._device, non_blocking=True)
-            self._requests = list(requests)
-        return self._tensor
-
-    @staticmethod
-    def _seed_of(request: Any) -> int:
-        params = request.sampling_params
-        if params.sampling_seed is None:
-            params.sampling_seed = random.getrandbits(63)
-        return int(params.sampling_seed)
+    promoted: Tensor
+    log_prob: Tensor
+    log_top1: Tensor
 
 
 class VerifyStep:
@@ -53,10 +38,16 @@ class VerifyStep:
     Args:
         target_runner: the target's model runner.
         device: where the target runs.
+        margin: when near misses are accepted.
+
+    Attributes:
+        promotions: of the last step; None where none was allowed.
     """
 
-    def __init__(self, target_runner: Any, device: str) -> None:
-        self._seeds = RequestSeeds(device)
+    def __init__(self, target_runner: Any, device: str, margin: MarginConfig) -> None:
+        self.rows = RequestRows(margin, device)
+        self.promotions: StepPromotions | None = None
+        self._margin = margin
         self._requests: list[Any] = []
         self._inputs: tuple[Any, Any, Any] | None = None  # verify input, batch, logits output of the step under way
         self._eagle_sample = eagle_worker_common.eagle_sample
@@ -71,6 +62,8 @@ class VerifyStep:
     def begin(self, requests: list[Any]) -> None:
         """Say whose rows come next; the sampler of the prefill is not told."""
         self._requests = requests
+        self.rows.update(requests)
+        self.promotions = None
 
     def _sample(self, verify_input: Any, batch: Any, logits_output: Any, *args: Any, **kwargs: Any) -> Any:
         self._inputs = (verify_input, batch, logits_output)
@@ -82,39 +75,77 @@ class VerifyStep:
     def _choose_and_walk(self, *, target_predict: Tensor, **kwargs: Any) -> Any:
         assert self._inputs is not None, "the tree walker runs inside eagle_sample only"
         verify_input, batch, logits_output = self._inputs
-        info = batch.sampling_info
-        if not info.is_all_greedy:
-            drawn = self._draw(verify_input, batch, logits_output.next_token_logits)
-            is_greedy = info.top_ks.view(-1, 1) <= 1
-            target_predict = torch.where(is_greedy, target_predict, drawn.view_as(target_predict))
-        return self._walk(target_predict=target_predict, **kwargs)
+        info, logits = batch.sampling_info, logits_output.next_token_logits
+        rows = _SampledRows(info, verify_input.draft_token_num, logits) if not info.is_all_greedy else None
+        if rows is not None:
+            drawn = rows.draw(self.rows.seeds, verify_input.positions)
+            target_predict = torch.where(rows.is_greedy, target_predict, drawn.view_as(target_predict))
+        if self.rows.limits is None:
+            return self._walk(target_predict=target_predict, **kwargs)
 
-    def _draw(self, verify_input: Any, batch: Any, logits: Tensor) -> Tensor:
-        width = verify_input.draft_token_num
-        info = batch.sampling_info
-
-        def per_node(values: Tensor) -> Tensor:
-            return values.repeat_interleave(width, dim=0)
-
-        probs = torch.softmax(logits.float() / per_node(info.temperatures), dim=-1)
-        return draw_tokens(
-            probs,
-            per_node(self._seeds.tensor(batch.reqs)),
-            verify_input.positions,
-            per_node(info.top_ks),
-            per_node(info.top_ps) if info.need_top_p_sampling else None,
-            per_node(info.min_ps) if info.need_min_p_sampling else None,
+        scores = logits.float().log_softmax(dim=-1).view(*target_predict.shape, -1)
+        if rows is not None:
+            scores = torch.where(rows.is_greedy.unsqueeze(2), scores, rows.log_probs().view_as(scores))
+        parent = parents_from_links(kwargs["retrieve_next_token"], kwargs["retrieve_next_sibling"])
+        found = promote(
+            parent,
+            kwargs["candidates"].long(),
+            target_predict,
+            scores,
+            self.rows.limits,
+            self._margin.max_promotions,
+            self._margin.top_k_guard,
         )
+        result = self._walk(target_predict=found.target_tokens, **kwargs)
+        # Of the accepted nodes, root left out; `accept_index` counts through the batch.
+        accepted = result[1][:, 1:].long()
+        first = torch.arange(accepted.shape[0], device=accepted.device).unsqueeze(1) * target_predict.shape[1]
+        node = (accepted - first).clamp(min=0)
+        self.promotions = StepPromotions(
+            found.promoted.gather(1, node) & (accepted >= 0),
+            found.score.gather(1, node),
+            found.top_score.gather(1, node),
+        )
+        return result
 
     def _sample_first_token(self, probs: Tensor, info: Any, positions: Tensor, simple: bool) -> tuple[Tensor, Any]:
         if info.sampling_mask_batch_indices is not None or len(self._requests) != probs.shape[0]:
             return self._sample_from_probs(probs, info, positions, simple)
         tokens = draw_tokens(
             probs,
-            self._seeds.tensor(self._requests),
+            self.rows.seeds,
             positions,
             info.top_ks,
             info.top_ps if info.need_top_p_sampling else None,
             info.min_ps if info.need_min_p_sampling else None,
         )
         return tokens.to(torch.int32), None
+
+
+class _SampledRows:
+    """The target's distributions after temperature, of a batch in which some requests sample. ``R`` is ``B * N``.
+
+    Attributes:
+        is_greedy: ``[B, 1]`` bool.
+    """
+
+    def __init__(self, info: Any, width: int, logits: Tensor) -> None:
+        def per_node(values: Tensor) -> Tensor:
+            return values.repeat_interleave(width, dim=0)
+
+        self.is_greedy = info.top_ks.view(-1, 1) <= 1
+        self._width = width
+        self._probs = torch.softmax(logits.float() / per_node(info.temperatures), dim=-1)
+        self._filters = (
+            per_node(info.top_ks),
+            per_node(info.top_ps) if info.need_top_p_sampling else None,
+            per_node(info.min_ps) if info.need_min_p_sampling else None,
+        )
+
+    def draw(self, seeds: Tensor, positions: Tensor) -> Tensor:
+        """``[R]`` int64, a token from each row. ``seeds`` ``[B]``, ``positions`` ``[R]``."""
+        return draw_tokens(self._probs, seeds.repeat_interleave(self._width, dim=0), positions, *self._filters)
+
+    def log_probs(self) -> Tensor:
+        """``[R, V]`` log-probabilities after the filters, -inf for what they exclude; up to a constant of the row."""
+        return filter_probs(self._probs, *self._filters).log()

@@ -9,11 +9,12 @@ from sglang.srt.runtime_context import get_observability, get_spec
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 
 from adaptivespec.config import AdaptiveConfig
-from adaptivespec.metrics import RequestCounts
+from adaptivespec.metrics import Promotion, RequestCounts
 from adaptivespec.policy import StepResult, make_policy
 from adaptivespec.sglang_plugin import admin, contract
 from adaptivespec.sglang_plugin.draft_worker import MIN_RELAY_WIDTH, AdaptiveDraftWorker
 from adaptivespec.sglang_plugin.report import Reporter, install_in_scheduler
+from adaptivespec.sglang_plugin.request_rows import options_of
 from adaptivespec.sglang_plugin.resolve import effective_settings
 from adaptivespec.sglang_plugin.signals import StepSignal
 from adaptivespec.sglang_plugin.states import RuntimeStates
@@ -55,7 +56,7 @@ class AdaptiveWorker(EAGLEWorkerV2):
 
     def init_cuda_graphs(self) -> None:
         super().init_cuda_graphs()
-        self.verify_step = VerifyStep(self.target_worker.model_runner, self.device)
+        self.verify_step = VerifyStep(self.target_worker.model_runner, self.device, self.config.margin)
         self.states = RuntimeStates(self, self.config.graphs)
         self.states.build_all(self.shapes)
         self.states.swap(self.start_shape)
@@ -91,7 +92,8 @@ class AdaptiveWorker(EAGLEWorkerV2):
 
     def _attach_signal(self, result: Any, shape: TreeShape | None) -> None:
         top1_probs = result.next_draft_input.topk_p[:, 0].clone()
-        signal = StepSignal(top1_probs, result.accept_lens if shape else None, shape, self)
+        promotions = self.verify_step.promotions if shape else None
+        signal = StepSignal(top1_probs, result.accept_lens if shape else None, shape, promotions, self)
         output = result.logits_output
         output.auxiliary_device_output = append_auxiliary_output(output.auxiliary_device_output, signal)
 
@@ -100,14 +102,23 @@ class AdaptiveWorker(EAGLEWorkerV2):
     def on_prefill(self, requests: list[Any], top1_probs: list[float]) -> None:
         for request, top1_prob in zip(requests, top1_probs, strict=True):
             if not hasattr(request, "adaptive_counts"):  # a retracted request is prefilled again
-                request.adaptive_counts = RequestCounts()
-            self.policy.start(request.rid, top1_prob)
+                request.adaptive_counts = RequestCounts(kappa=self.verify_step.rows.kappa_of(request))
+            if options_of(request).enabled:
+                self.policy.start(request.rid, top1_prob)
 
     def on_step(self, requests: list[Any], shape: TreeShape, num_accepted: list[int], top1_probs: list[float]) -> None:
         for request, accepted, top1_prob in zip(requests, num_accepted, top1_probs, strict=True):
             request.adaptive_counts.record(shape, accepted)
             self.policy.observe(StepResult(request.rid, shape, accepted, top1_prob))
         self.reporter.record_step(shape, num_accepted)  # last, so that it sees the breakers that this step tripped
+
+    def on_promotions(self, request: Any, promotions: list[Promotion]) -> None:
+        counts: RequestCounts = request.adaptive_counts
+        counts.kappa = self.verify_step.rows.kappa_of(request)  # an operator may have changed it
+        before = counts.promoted, counts.promoted_cut
+        num_returned = len(request.output_ids) if request.finished_len is None else request.finished_len
+        counts.record_promotions(promotions, num_returned, keep=options_of(request).details)
+        self.reporter.record_promotions(counts.promoted - before[0], counts.promoted_cut - before[1])
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
         self.policy.finish(rid)

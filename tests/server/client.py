@@ -121,9 +121,22 @@ class Client:
     def pin(self, shape: list[int] | None) -> None:
         """Pin a shape; None lets the policy choose again."""
         place = -1 if shape is None else self.adaptive_info()["shapes"].index(shape_name(shape))
-        response = self.post("/set_internal_state", {"server_args": {"adaptive_shape": place}})
-        assert response.json() == [True], response.text
+        self.set_state("adaptive_shape", place)
         assert self.adaptive_info()["pinned_shape"] == (shape and shape_name(shape))
+
+    @contextmanager
+    def kappa(self, value: float) -> Iterator[None]:
+        """The server accepts near misses down to this ratio."""
+        self.set_state("adaptive_kappa", value)
+        try:
+            yield
+        finally:
+            self.set_state("adaptive_kappa", 0)
+
+    def set_state(self, key: str, value: float) -> None:
+        """One of the settings that an operator may change."""
+        response = self.post("/set_internal_state", {"server_args": {key: value}})
+        assert response.json() == [True], response.text
 
     def flush(self) -> None:
         """Empty the prefix cache, once the server is idle."""

@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptivespec.config import AdaptiveConfig, DcsConfig, GraphConfig, ShapeConfig, resolve_start, selectable_shapes
+from adaptivespec.config import (
+    AdaptiveConfig,
+    DcsConfig,
+    GraphConfig,
+    MarginConfig,
+    ShapeConfig,
+    resolve_start,
+    selectable_shapes,
+)
 from adaptivespec.errors import ConfigError, RefusedError
 from adaptivespec.shapes import PRESETS, ShapeRange, TreeShape
 
@@ -76,7 +84,9 @@ def test_defaults_need_no_file():
             "extra": [],
         },
         "dcs": {"divisor": 0.5, "alpha": 0.3, "initial_rar": 0.5, "breaker_steps": 5},
+        "margin": {"kappa": None, "sampled": False, "max_promotions": 1, "top_k_guard": 0},
         "graphs": {"memory_budget_gb": None, "max_batch_size": None, "max_rows": None},
+        "strict_only": False,
     }
 
 
@@ -85,7 +95,9 @@ def test_every_key_is_read(tmp_path):
         "policy": "static",
         "shape": {"range": {"low": [1, 1, 2], "high": [5, 4, 8]}, "start": [3, 1, 4], "extra": [[5, 4, 8]]},
         "dcs": {"divisor": 0.25, "alpha": 1, "initial_rar": 0, "breaker_steps": 7},
+        "margin": {"kappa": 0.2, "sampled": True, "max_promotions": 0, "top_k_guard": 5},
         "graphs": {"memory_budget_gb": 1.5, "max_batch_size": 16, "max_rows": 1_000_000},
+        "strict_only": False,
     }
     config = AdaptiveConfig.from_json_file(write(tmp_path, json.dumps(data)))
     assert config == AdaptiveConfig(
@@ -94,6 +106,7 @@ def test_every_key_is_read(tmp_path):
             range=ShapeRange(TreeShape(1, 1, 2), TreeShape(5, 4, 8)), start=CHAIN, extra=(TreeShape(5, 4, 8),)
         ),
         dcs=DcsConfig(divisor=0.25, alpha=1.0, initial_rar=0.0, breaker_steps=7),
+        margin=MarginConfig(kappa=0.2, sampled=True, max_promotions=0, top_k_guard=5),
         graphs=GraphConfig(memory_budget_gb=1.5, max_batch_size=16, max_rows=1_000_000),
     )
     assert config.to_dict() == data
@@ -115,7 +128,14 @@ def test_ranges_can_be_named(name):
         ({"drift": {}}, "drift: found an unknown key"),
         ({"shape": {"extra": 3}}, "shape.extra: found 3"),
         ({"shape": {"extra": [[3, 1, 4], [3, 1, 5]]}}, "shape.extra[1]: found (3, 1, 5)"),
-        ({"margin": {}}, "margin: found an unknown key"),
+        ({"margin": {"kappa": 0}}, "margin.kappa: found 0; expected a number above 0, at most 1"),
+        ({"margin": {"kappa": 1.01}}, "margin.kappa: found 1.01"),
+        ({"margin": {"kappa": math.nan}}, "margin.kappa: found nan"),
+        ({"margin": {"sampled": 1}}, "margin.sampled: found 1; expected true or false"),
+        ({"margin": {"max_promotions": -1}}, "margin.max_promotions: found -1; expected an integer from 0 to 64"),
+        ({"margin": {"top_k_guard": None}}, "margin.top_k_guard: found None"),
+        ({"strict_only": None}, "strict_only: found None"),
+        ({"strict_only": True, "margin": {"kappa": 0.2}}, "margin.kappa: found 0.2 beside strict_only; expected null"),
         ({"dcs": {"beta": 1}}, "dcs.beta: found an unknown key"),
         ({1: 2}, "1: found an unknown key"),
         ({"a b\n": 2}, "'a b\\n': found an unknown key"),

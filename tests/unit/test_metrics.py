@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptivespec.metrics import RequestCounts, ServerCounts
+from adaptivespec.metrics import Promotion, RequestCounts, ServerCounts
 from adaptivespec.shapes import NO_SPECULATION, PRESETS, TreeShape
 
 LOW, HIGH = TreeShape(3, 4, 4), TreeShape(7, 1, 8)
@@ -37,6 +37,24 @@ def test_two_shapes_in_one_request():
         "spec_shape_histogram": {"(3,4,4)": 1, "(7,1,8)": 2},
     }
     assert counts.check_identities() == []
+
+
+def test_promotions_are_counted_listed_on_demand_and_those_cut_off_apart():
+    counts = recorded([(HIGH, 4)])
+    counts.kappa = 0.2
+    promotions = [Promotion(3, 0.3, 0.5), Promotion(5, 0.1, 0.4)]
+    counts.record_promotions(promotions, num_returned=5, keep=True)
+    assert counts.to_meta()["spec_margin"] == {
+        "kappa": 0.2,
+        "num_promoted": 1,
+        "num_promoted_cut": 1,
+        "promotions": [[3, 0.3, 0.5]],
+    }
+    counts.record_promotions(promotions, num_returned=6, keep=False)
+    assert (counts.promoted, counts.promoted_cut, len(counts.promotions)) == (3, 1, 1)
+    assert counts.check_identities() == []
+    counts.promoted += 1
+    assert counts.check_identities() == ["promoted <= accepted: found 5 <= 4"]
 
 
 def test_a_request_without_steps():

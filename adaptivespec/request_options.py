@@ -1,0 +1,43 @@
+"""What a request may ask of ADAPTIVE: ``custom_params: {"adaptive": {...}}``, on every route that samples."""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+from adaptivespec.config_checks import flag, number, optional
+from adaptivespec.section import Section
+
+KEY = "adaptive"
+
+
+@dataclass(frozen=True)
+class RequestOptions(Section):
+    """The options of one request. None of them can loosen what the server has set.
+
+    Args:
+        kappa: as `MarginConfig.kappa`; the larger of this and the server's counts. null: the server's.
+        strict: accept nothing but the target's own tokens.
+        enabled: false: strict, and the policy learns nothing from this request, which is still drafted with its batch.
+        details: list the promoted tokens, with both probabilities, in the response.
+    """
+
+    SECTION: ClassVar[str] = f"custom_params.{KEY}"
+    kappa: float | None = field(default=None, metadata={"check": optional(number(above=0.0, high=1.0))})
+    strict: bool = field(default=False, metadata={"check": flag})
+    enabled: bool = field(default=True, metadata={"check": flag})
+    details: bool = field(default=False, metadata={"check": flag})
+
+    @classmethod
+    def of(cls, sampling_params: Any) -> Self:
+        """The options in a request's sampling parameters.
+
+        Raises:
+            ConfigError: not an object, an unknown key or a bad value; names the field, what it holds and what it may.
+        """
+        custom = sampling_params.custom_params
+        return cls.from_dict(custom[KEY]) if isinstance(custom, dict) and KEY in custom else cls()
+
+    def effective_kappa(self, server: float | None) -> float | None:
+        """The kappa that this request is verified with under a server's; None is strict."""
+        if server is None or self.strict or not self.enabled:
+            return None
+        return max(server, self.kappa or 0.0)
