@@ -6,7 +6,8 @@ JSON layout, every key optional:
      "shape": {"range": "default", "start": null, "extra": []},
      "dcs": {"divisor": 0.5, "alpha": 0.3, "initial_rar": 0.5, "breaker_steps": 5},
      "margin": {"kappa": null, "sampled": false, "max_promotions": 1, "top_k_guard": 0},
-     "strict_only": false,
+     "fly": {"top": 3, "min_entropy": 0.3, "window": 6},
+     "verifier": "margin", "strict_only": false,
      "graphs": {"memory_budget_gb": null, "max_batch_size": null, "max_rows": null}}
 """
 
@@ -20,15 +21,16 @@ from adaptivespec.config_checks import (
     flag,
     integer,
     number,
+    one_of,
     optional,
-    policy_name,
     shape_list,
     shape_range,
 )
 from adaptivespec.errors import ConfigError
-from adaptivespec.policy import make_policy
+from adaptivespec.policy import POLICY_NAMES, make_policy
 from adaptivespec.section import Section
 from adaptivespec.shapes import PRESETS, ShapeRange, TreeShape
+from adaptivespec.verify.rules import VERIFIER_NAMES
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,22 @@ class MarginConfig(Section):
 
 
 @dataclass(frozen=True)
+class FlyConfig(Section):
+    """When the verifier `fly` takes a miss. Source of all three: FLy's published code.
+
+    Args:
+        top: the target's likeliest tokens whose entropy is looked at; 2 to 1000.
+        min_entropy: nats, above which the target is undecided; 0 to 10.
+        window: positions, the mismatch included, that must then be the target's own; 1 to 64.
+    """
+
+    SECTION: ClassVar[str] = "fly"
+    top: int = field(default=3, metadata={"check": integer(2, 1000)})
+    min_entropy: float = field(default=0.3, metadata={"check": number(low=0.0, high=10.0)})
+    window: int = field(default=6, metadata={"check": integer(1, 64)})
+
+
+@dataclass(frozen=True)
 class GraphConfig(Section):
     """What the runtime states may take. Without CUDA nothing is captured and none of it has an effect. All: this project.
 
@@ -122,27 +140,45 @@ class AdaptiveConfig(Section):
     Args:
         policy: who chooses the shape of a step: "dcs" (draft confidence and recent acceptance), "static" (always the
             start shape), "cycle" (every shape in turn; diagnostics). Source: AdaptiveSpec paper for dcs.
-        shape, dcs, margin, graphs: see `ShapeConfig`, `DcsConfig`, `MarginConfig`, `GraphConfig`.
-        strict_only: every answer is the target's own: no ``margin.kappa`` here, none at run time, none in a request.
-            Source: this project.
+        shape, dcs, margin, fly, graphs: see `ShapeConfig`, `DcsConfig`, `MarginConfig`, `FlyConfig`, `GraphConfig`.
+        verifier: what may stand in for the target's own token: "margin" (near misses within ``margin.kappa``; nothing
+            where that is null), "fly" (FLy: misses of an undecided target that the tokens after them bear out; also
+            within ``margin.kappa`` where that is given), "strict" (nothing).
+        strict_only: every answer is the target's own: nothing lossy here, at run time, or in a request. Source: this
+            project.
     """
 
-    policy: str = field(default="dcs", metadata={"check": policy_name})
+    policy: str = field(default="dcs", metadata={"check": one_of(POLICY_NAMES)})
     shape: ShapeConfig = field(default_factory=ShapeConfig, metadata={"check": ShapeConfig.check})
     dcs: DcsConfig = field(default_factory=DcsConfig, metadata={"check": DcsConfig.check})
     margin: MarginConfig = field(default_factory=MarginConfig, metadata={"check": MarginConfig.check})
     graphs: GraphConfig = field(default_factory=GraphConfig, metadata={"check": GraphConfig.check})
+    fly: FlyConfig = field(default_factory=FlyConfig, metadata={"check": FlyConfig.check})
+    verifier: str = field(default="margin", metadata={"check": one_of(VERIFIER_NAMES)})
     strict_only: bool = field(default=False, metadata={"check": flag})
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.strict_only and self.margin.kappa is not None:
+        if self.strict_only and self.kappa_floor is not None:
+            is_fly = self.verifier == "fly"
+            raise ConfigError(
+                where="strict_only",
+                found="true beside " + ('verifier "fly"' if is_fly else f"margin.kappa {self.kappa_floor:g}"),
+                expected="nothing that accepts other tokens than the target's own",
+                fix=f"remove strict_only, or {'verifier' if is_fly else 'margin.kappa'}",
+            )
+        if self.verifier == "strict" and self.margin.kappa is not None:
             raise ConfigError(
                 where="margin.kappa",
-                found=f"{self.margin.kappa:g} beside strict_only",
-                expected="null, since a strict_only server never accepts a token that is not the target's own",
-                fix="remove margin.kappa, or strict_only",
+                found=f'{self.margin.kappa:g} beside verifier "strict"',
+                expected="null, since it would have no effect",
+                fix="remove one of them",
             )
+
+    @property
+    def kappa_floor(self) -> float | None:
+        """Least ratio at which a token may stand in for the target's own at start: None strict, 0 any ratio."""
+        return self.margin.kappa or 0.0 if self.verifier == "fly" else self.margin.kappa
 
     @classmethod
     def from_json_file(cls, path: str | Path | None) -> Self:

@@ -3,11 +3,10 @@
 import difflib
 import math
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from adaptivespec.errors import ConfigError
-from adaptivespec.policy import POLICY_NAMES
 from adaptivespec.shapes import PRESETS, ShapeRange, TreeShape, preset
 
 Check = Callable[[Any, str], Any]
@@ -95,15 +94,18 @@ def optional(check: Check) -> Check:
     return lambda value, where: None if value is None else check(value, where)
 
 
-def policy_name(value: Any, where: str) -> str:
-    if not isinstance(value, str) or value not in POLICY_NAMES:
-        raise ConfigError(
-            where=where,
-            found=reprlib.repr(value),
-            expected=f"one of {', '.join(POLICY_NAMES)}",
-            fix="name one of them",
-        )
-    return value
+def one_of(names: Sequence[str]) -> Check:
+    def check(value: Any, where: str) -> str:
+        if not isinstance(value, str) or value not in names:
+            raise ConfigError(
+                where=where,
+                found=reprlib.repr(value),
+                expected=f"one of {', '.join(names)}",
+                fix="name one of them",
+            )
+        return value
+
+    return check
 
 
 def shape_range(value: Any, where: str) -> ShapeRange:

@@ -37,7 +37,7 @@ class RequestOptions(Section):
         return cls.from_dict(custom[KEY]) if isinstance(custom, dict) and KEY in custom else cls()
 
     def effective_kappa(self, server: float | None) -> float | None:
-        """The kappa that this request is verified with under a server's; None is strict."""
+        """The kappa that this request is verified with under a server's; None is strict, 0 any ratio."""
         if server is None or self.strict or not self.enabled:
             return None
         return max(server, self.kappa or 0.0)

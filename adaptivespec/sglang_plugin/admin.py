@@ -45,8 +45,8 @@ def install(worker: "AdaptiveWorker") -> None:
     def validate_kappa(key: str, value: Any) -> None:
         if not 0 <= value <= 1:
             reject(key, value, "0 (strict), or above 0 and at most 1")
-        if value and worker.config.strict_only:
-            reject(key, value, "0: this server runs with strict_only")
+        if value and (worker.config.strict_only or worker.config.verifier == "strict"):
+            reject(key, value, "0: this server is strict by its configuration")
 
     def apply_kappa(key: str, value: Any) -> None:
         worker.verify_step.rows.kappa = None if value == STRICT else float(value)

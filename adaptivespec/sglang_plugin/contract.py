@@ -149,6 +149,12 @@ WORKER: tuple[Touch, ...] = (
 TOKENIZER: tuple[Touch, ...] = (
     Touch("srt.sampling.sampling_params:SamplingParams.verify", "vocab_size", "wrap", "options of a request"),
     Touch(
+        "srt.managers.tokenizer_manager:TokenizerManager._validate_one_request",
+        "obj input_ids",
+        "wrap",
+        "refuse custom logit processors",
+    ),
+    Touch(
         "srt.managers.tokenizer_manager:TokenizerManager._calculate_spec_decoding_metrics",
         "meta_info recv_obj i",
         "wrap",

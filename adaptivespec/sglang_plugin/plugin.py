@@ -10,18 +10,19 @@ from adaptivespec.errors import AdaptiveSpecError
 
 @functools.cache
 def register() -> None:
-    """Register the algorithm, its argument steps, the response details and the CPU engine.
+    """Register the algorithm, its argument steps, the checks and details of requests, the CPU engine.
 
     Light and idempotent: SGLang calls it in each of its processes. Nothing is refused here, since SGLang swallows a
     plugin's exceptions; see `resolve`.
     """
     from adaptivespec.cpu_engine import install
-    from adaptivespec.sglang_plugin import algorithm, report, resolve
+    from adaptivespec.sglang_plugin import algorithm, report, request_checks, resolve
 
     install.register()
     algorithm.register()
     resolve.register()
     report.install_in_tokenizer()
+    request_checks.register()
     sys.excepthook = functools.partial(_one_line, sys.excepthook)
 
 

@@ -3,10 +3,7 @@
 import functools
 from typing import TYPE_CHECKING, Any
 
-from adaptivespec.config import AdaptiveConfig
-from adaptivespec.errors import ConfigError
 from adaptivespec.metrics import ServerCounts
-from adaptivespec.request_options import RequestOptions
 from adaptivespec.sglang_plugin.resolve import is_adaptive
 from adaptivespec.shapes import TreeShape
 
@@ -135,10 +132,9 @@ def _response_details(self: Any, reqs: list[Any]) -> dict[str, list]:
 
 
 def install_in_tokenizer() -> None:
-    """Check what requests ask of ADAPTIVE, and make the accept rate of a response count what was really proposed."""
+    """Make the accept rate of a response count what was really proposed. Acts on ADAPTIVE's responses only."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    HookRegistry.register("sglang.srt.sampling.sampling_params.SamplingParams.verify", _check_request, HookType.AFTER)
     HookRegistry.register(
         "sglang.srt.managers.tokenizer_manager.TokenizerManager._calculate_spec_decoding_metrics",
         _correct_spec_metrics,
@@ -162,25 +158,3 @@ def _correct_spec_metrics(result: None, self: Any, meta_info: dict[str, Any], re
     proposed = recv_obj.spec_num_cap_tokens[i]
     meta_info["spec_num_proposed_drafts"] = proposed
     meta_info["spec_accept_rate"] = meta_info["spec_num_correct_drafts"] / proposed if proposed else 0.0
-
-
-def _check_request(result: None, self: Any, vocab_size: int) -> None:
-    """SGLang answers a ValueError with status 400 and its text."""
-    from sglang.srt.runtime_context import get_spec
-
-    spec = get_spec()
-    if not is_adaptive(spec):
-        return
-    options = RequestOptions.of(self)
-    if options.kappa is not None and _config_of(spec.speculative_adaptive_config).strict_only:
-        raise ConfigError(
-            where=f"{RequestOptions.SECTION}.kappa",
-            found=f"{options.kappa:g}",
-            expected="nothing: this server runs with strict_only",
-            fix="leave it out",
-        )
-
-
-@functools.cache
-def _config_of(path: str | None) -> AdaptiveConfig:
-    return AdaptiveConfig.from_json_file(path)

@@ -6,29 +6,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adaptivespec.config import MarginConfig
+from adaptivespec.config import AdaptiveConfig
 from adaptivespec.request_options import RequestOptions
-from adaptivespec.verify.margin import MarginLimits, log_kappa
+from adaptivespec.verify.near_miss import Limits, log_kappa
 
 
 class RequestRows:
     """Seeds and margins of the batch that is decoded now.
 
     Args:
-        margin: what the server allows.
+        config: what the server allows.
         device: where the tensors go.
 
     Attributes:
-        kappa: the server's, which an operator may change; None is strict.
+        kappa: the server's, which an operator may change; None is strict, 0 any ratio.
         seeds: ``[B]`` int64: what a request asked for, else one drawn for it when it is first seen.
-        limits: the margin's limits, or None where no request of the batch may be promoted for.
+        limits: of near misses, or None where no request of the batch may be promoted for.
     """
 
-    def __init__(self, margin: MarginConfig, device: str) -> None:
-        self.kappa = margin.kappa
+    def __init__(self, config: AdaptiveConfig, device: str) -> None:
+        self.kappa = config.kappa_floor
         self.seeds = torch.empty(0, dtype=torch.int64, device=device)
-        self.limits: MarginLimits | None = None
-        self._sampled = margin.sampled
+        self.limits: Limits | None = None
+        self._sampled = config.margin.sampled
         self._device = device
         self._requests: list[Any] = []
         self._built_with: float | None = None
@@ -47,7 +47,7 @@ class RequestRows:
         stops = [_stops_of(request) for request in requests]
         width = max(map(len, stops), default=0)
         padded = [[*tokens, *[-1] * (width - len(tokens))] for tokens in stops]
-        self.limits = MarginLimits(
+        self.limits = Limits(
             self._to_device(torch.tensor([log_kappa(kappa) for kappa in kappas], dtype=torch.float32)),
             self._to_device(torch.tensor(padded, dtype=torch.int64).view(len(stops), width)),
         )

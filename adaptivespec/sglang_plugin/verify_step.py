@@ -2,7 +2,7 @@
 
 SGLang's `eagle_sample` applies penalties, bias and grammar to the logits, picks a target token for every node, and walks
 the tree. We keep all of it and replace the picking: greedy rows take the argmax, sampled rows draw with `draw_tokens`,
-and near misses are substituted where a margin is set, see `adaptivespec.verify.margin`. For that, `eagle_sample` is told that every batch verifies greedily, and the tree walker it then calls is ours. Three
+and near misses are substituted where a margin is set, see `adaptivespec.verify.near_miss`. For that, `eagle_sample` is told that every batch verifies greedily, and the tree walker it then calls is ours. Three
 names in SGLang's modules are bound once, in the process of this worker; they are in the contract table.
 """
 
@@ -12,9 +12,9 @@ import torch
 from sglang.srt.speculative import eagle_utils, eagle_worker_common
 from torch import Tensor
 
-from adaptivespec.config import MarginConfig
+from adaptivespec.config import AdaptiveConfig
 from adaptivespec.sglang_plugin.request_rows import RequestRows
-from adaptivespec.verify.margin import promote
+from adaptivespec.verify.rules import make_rule
 from adaptivespec.verify.sampling import draw_tokens, filter_probs
 from adaptivespec.verify.tree import parents_from_links
 
@@ -38,16 +38,16 @@ class VerifyStep:
     Args:
         target_runner: the target's model runner.
         device: where the target runs.
-        margin: when near misses are accepted.
+        config: when near misses are accepted.
 
     Attributes:
         promotions: of the last step; None where none was allowed.
     """
 
-    def __init__(self, target_runner: Any, device: str, margin: MarginConfig) -> None:
-        self.rows = RequestRows(margin, device)
+    def __init__(self, target_runner: Any, device: str, config: AdaptiveConfig) -> None:
+        self.rows = RequestRows(config, device)
         self.promotions: StepPromotions | None = None
-        self._margin = margin
+        self._rule = make_rule(config)
         self._requests: list[Any] = []
         self._inputs: tuple[Any, Any, Any] | None = None  # verify input, batch, logits output of the step under way
         self._eagle_sample = eagle_worker_common.eagle_sample
@@ -80,22 +80,14 @@ class VerifyStep:
         if rows is not None:
             drawn = rows.draw(self.rows.seeds, verify_input.positions)
             target_predict = torch.where(rows.is_greedy, target_predict, drawn.view_as(target_predict))
-        if self.rows.limits is None:
+        if self.rows.limits is None or self._rule is None:
             return self._walk(target_predict=target_predict, **kwargs)
 
         scores = logits.float().log_softmax(dim=-1).view(*target_predict.shape, -1)
         if rows is not None:
             scores = torch.where(rows.is_greedy.unsqueeze(2), scores, rows.log_probs().view_as(scores))
         parent = parents_from_links(kwargs["retrieve_next_token"], kwargs["retrieve_next_sibling"])
-        found = promote(
-            parent,
-            kwargs["candidates"].long(),
-            target_predict,
-            scores,
-            self.rows.limits,
-            self._margin.max_promotions,
-            self._margin.top_k_guard,
-        )
+        found = self._rule(parent, kwargs["candidates"].long(), target_predict, scores, self.rows.limits)
         result = self._walk(target_predict=found.target_tokens, **kwargs)
         # Of the accepted nodes, root left out; `accept_index` counts through the batch.
         accepted = result[1][:, 1:].long()

@@ -56,7 +56,7 @@ class AdaptiveWorker(EAGLEWorkerV2):
 
     def init_cuda_graphs(self) -> None:
         super().init_cuda_graphs()
-        self.verify_step = VerifyStep(self.target_worker.model_runner, self.device, self.config.margin)
+        self.verify_step = VerifyStep(self.target_worker.model_runner, self.device, self.config)
         self.states = RuntimeStates(self, self.config.graphs)
         self.states.build_all(self.shapes)
         self.states.swap(self.start_shape)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from adaptivespec.config import (
     AdaptiveConfig,
     DcsConfig,
+    FlyConfig,
     GraphConfig,
     MarginConfig,
     ShapeConfig,
@@ -86,6 +87,8 @@ def test_defaults_need_no_file():
         "dcs": {"divisor": 0.5, "alpha": 0.3, "initial_rar": 0.5, "breaker_steps": 5},
         "margin": {"kappa": None, "sampled": False, "max_promotions": 1, "top_k_guard": 0},
         "graphs": {"memory_budget_gb": None, "max_batch_size": None, "max_rows": None},
+        "fly": {"top": 3, "min_entropy": 0.3, "window": 6},
+        "verifier": "margin",
         "strict_only": False,
     }
 
@@ -97,6 +100,8 @@ def test_every_key_is_read(tmp_path):
         "dcs": {"divisor": 0.25, "alpha": 1, "initial_rar": 0, "breaker_steps": 7},
         "margin": {"kappa": 0.2, "sampled": True, "max_promotions": 0, "top_k_guard": 5},
         "graphs": {"memory_budget_gb": 1.5, "max_batch_size": 16, "max_rows": 1_000_000},
+        "fly": {"top": 5, "min_entropy": 0.5, "window": 4},
+        "verifier": "fly",
         "strict_only": False,
     }
     config = AdaptiveConfig.from_json_file(write(tmp_path, json.dumps(data)))
@@ -107,6 +112,8 @@ def test_every_key_is_read(tmp_path):
         ),
         dcs=DcsConfig(divisor=0.25, alpha=1.0, initial_rar=0.0, breaker_steps=7),
         margin=MarginConfig(kappa=0.2, sampled=True, max_promotions=0, top_k_guard=5),
+        fly=FlyConfig(top=5, min_entropy=0.5, window=4),
+        verifier="fly",
         graphs=GraphConfig(memory_budget_gb=1.5, max_batch_size=16, max_rows=1_000_000),
     )
     assert config.to_dict() == data
@@ -135,7 +142,16 @@ def test_ranges_can_be_named(name):
         ({"margin": {"max_promotions": -1}}, "margin.max_promotions: found -1; expected an integer from 0 to 64"),
         ({"margin": {"top_k_guard": None}}, "margin.top_k_guard: found None"),
         ({"strict_only": None}, "strict_only: found None"),
-        ({"strict_only": True, "margin": {"kappa": 0.2}}, "margin.kappa: found 0.2 beside strict_only; expected null"),
+        ({"strict_only": True, "margin": {"kappa": 0.2}}, "strict_only: found true beside margin.kappa 0.2; expected"),
+        ({"strict_only": True, "verifier": "fly"}, 'strict_only: found true beside verifier "fly"; expected nothing'),
+        (
+            {"verifier": "strict", "margin": {"kappa": 1}},
+            'margin.kappa: found 1 beside verifier "strict"; expected null',
+        ),
+        ({"verifier": "loose"}, "verifier: found 'loose'; expected one of margin, fly, strict"),
+        ({"fly": {"window": 0}}, "fly.window: found 0; expected an integer from 1 to 64"),
+        ({"fly": {"top": 1}}, "fly.top: found 1; expected an integer from 2"),
+        ({"fly": {"min_entropy": -1}}, "fly.min_entropy: found -1"),
         ({"dcs": {"beta": 1}}, "dcs.beta: found an unknown key"),
         ({1: 2}, "1: found an unknown key"),
         ({"a b\n": 2}, "'a b\\n': found an unknown key"),

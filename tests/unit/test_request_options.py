@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptivespec.config import MarginConfig
+from adaptivespec.config import AdaptiveConfig, MarginConfig
 from adaptivespec.errors import ConfigError
 from adaptivespec.request_options import RequestOptions
 from adaptivespec.sglang_plugin.request_rows import RequestRows
@@ -57,7 +57,7 @@ def test_a_request_can_only_tighten(server, kappa, strict, enabled):
 
 
 def test_rows_of_a_mixed_batch():
-    rows = RequestRows(MarginConfig(kappa=0.2), "cpu")
+    rows = RequestRows(AdaptiveConfig(margin=MarginConfig(kappa=0.2)), "cpu")
     requests = [request(), request({"kappa": 0.5}, stop_token_ids={9, 3}), request({"strict": True}), request(top_k=40)]
     rows.update(requests)
     assert rows.limits.log_kappa.exp().tolist() == pytest.approx([0.2, 0.5, math.inf, math.inf])
@@ -71,13 +71,19 @@ def test_rows_of_a_mixed_batch():
 
 
 def test_sampled_requests_are_included_on_demand():
-    rows = RequestRows(MarginConfig(kappa=0.2, sampled=True), "cpu")
+    rows = RequestRows(AdaptiveConfig(margin=MarginConfig(kappa=0.2, sampled=True)), "cpu")
     rows.update([request(top_k=40)])
     assert rows.limits.log_kappa.exp().tolist() == pytest.approx([0.2])
 
 
+def test_fly_needs_no_kappa():
+    rows = RequestRows(AdaptiveConfig(verifier="fly"), "cpu")
+    rows.update([request(), request({"kappa": 0.5})])
+    assert rows.limits.log_kappa.exp().tolist() == pytest.approx([0.0, 0.5])
+
+
 def test_a_new_kappa_reaches_the_requests_that_run():
-    rows, requests = RequestRows(MarginConfig(), "cpu"), [request()]
+    rows, requests = RequestRows(AdaptiveConfig(), "cpu"), [request()]
     rows.update(requests)
     assert rows.limits is None
     rows.kappa = 0.3

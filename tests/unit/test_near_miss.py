@@ -1,4 +1,4 @@
-"""`adaptivespec.verify.margin` against a walker in plain Python, on random trees, scores and limits."""
+"""`adaptivespec.verify.near_miss` against a walker in plain Python, on random trees, scores and limits."""
 
 import math
 
@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptivespec.verify.margin import MarginLimits, log_kappa, promote
+from adaptivespec.verify.near_miss import Limits, defer, log_kappa, promote
 from adaptivespec.verify.tree import accept_path
 from tests.unit.test_tree import batches, children, depth_of
 
@@ -71,7 +71,7 @@ def test_the_rule_is_the_walkers(case, data, max_promotions, top_k_guard):
     stops = [data.draw(STOPS) for _ in parents]
     parent, token, score = torch.tensor(parents), torch.tensor(tokens), torch.tensor(scores)
     target = score.nan_to_num(nan=-1e9).argmax(dim=2)
-    limits = MarginLimits(torch.tensor([log_kappa(kappa) for kappa in kappas]), torch.tensor(stops))
+    limits = Limits(torch.tensor([log_kappa(kappa) for kappa in kappas]), torch.tensor(stops))
     found = promote(parent, token, target, score, limits, max_promotions, top_k_guard)
     path = accept_path(parent, token, found.target_tokens, depth_of(parents) + 1)
     for b in range(len(parents)):
@@ -97,7 +97,7 @@ def chain(scores, tokens, kappa, stops=(-1,), **options):
         torch.tensor([tokens]),
         score.argmax(dim=2),
         score,
-        MarginLimits(torch.tensor([log_kappa(kappa)]), torch.tensor([list(stops)])),
+        Limits(torch.tensor([log_kappa(kappa)]), torch.tensor([list(stops)])),
         **options,
     )
     return found.target_tokens[0].tolist(), found.promoted[0].tolist()
@@ -129,8 +129,60 @@ def test_kappa_one_promotes_exact_ties_alone():
 @pytest.mark.parametrize("row", [[0.0, 0.0, 0.0], [math.nan, 0.0, -1.0], [0.0, math.inf, 0.0], [0.0, -math.inf, 0.0]])
 def test_flat_and_broken_rows_promote_nothing_and_leave_their_neighbours(row):
     scores = torch.tensor([[row, row], [NEAR, NEAR]])
-    limits = MarginLimits(torch.full((2,), log_kappa(0.1)), torch.full((2, 1), -1))
+    limits = Limits(torch.full((2,), log_kappa(0.1)), torch.full((2, 1), -1))
     found = promote(
         torch.tensor([[-1, 0]] * 2), torch.tensor([[2, 2], [2, 1]]), torch.tensor([[1, 1], [0, 0]]), scores, limits
     )
     assert found.promoted.tolist() == [[False, False], [False, True]]
+
+
+# -- FLy
+
+UNDECIDED, DECIDED = [0.0, -0.1, -3.0], [0.0, -9.0, -9.0]
+
+
+def deferred(scores, tokens, window):
+    score = torch.tensor([scores])
+    found = defer(
+        torch.arange(-1, len(tokens) - 1).unsqueeze(0),
+        torch.tensor([tokens]),
+        score.argmax(dim=2),
+        score,
+        Limits(torch.tensor([log_kappa(0)]), torch.tensor([[-1]])),
+        window=window,
+    )
+    return found.promoted[0].tolist()
+
+
+@pytest.mark.parametrize("window", [1, 2, 3])
+def test_fly_waits_for_the_tokens_after_a_miss(window):
+    """A miss at depth 1, then the target's own choice twice, then another miss."""
+    found = deferred([UNDECIDED] * 5, [0, 1, 0, 0, 1], window)
+    assert found == [False, True, False, False, window == 1]
+
+
+def test_fly_promotes_nothing_where_the_tree_ends_inside_the_window():
+    assert deferred([UNDECIDED] * 3, [0, 1, 0], window=3) == [False] * 3
+    assert deferred([UNDECIDED] * 4, [0, 1, 0, 0], window=3) == [False, True, False, False]
+
+
+def test_fly_promotes_nothing_where_the_target_is_decided():
+    assert deferred([DECIDED, *[UNDECIDED] * 3], [0, 1, 0, 0], window=3) == [False] * 4
+
+
+@given(case=verifications(), window=st.integers(1, 4))
+def test_flys_promotions_are_borne_out_below(case, window):
+    """On every path that a walk takes: after a promotion come ``window - 1`` of the target's own choices."""
+    parents, tokens, scores = case
+    parent, token, score = torch.tensor(parents), torch.tensor(tokens), torch.tensor(scores)
+    target = score.nan_to_num(nan=-1e9).argmax(dim=2)
+    limits = Limits(torch.full((len(parents),), log_kappa(0)), torch.full((len(parents), 1), -1))
+    found = defer(parent, token, target, score, limits, window=window)
+    path = accept_path(parent, token, found.target_tokens, depth_of(parents) + 1)
+    for b in range(len(parents)):
+        nodes = [node for node in path.nodes[b].tolist() if node >= 0]
+        flags = found.promoted[b][nodes].tolist()
+        for place, flag in enumerate(flags):
+            if flag:
+                assert len(flags) >= place + window
+                assert not any(flags[place + 1 : place + window])

@@ -1,0 +1,57 @@
+"""What a request may not ask of ADAPTIVE, said in the tokenizer's process, before the request reaches a batch.
+
+SGLang answers a ValueError with status 400 and its text, on every route.
+"""
+
+import functools
+from typing import Any
+
+from adaptivespec.config import AdaptiveConfig
+from adaptivespec.errors import ConfigError
+from adaptivespec.request_options import RequestOptions
+from adaptivespec.sglang_plugin.resolve import is_adaptive
+
+
+def register() -> None:
+    """Hook SGLang's own checks of a request. Acts where ADAPTIVE serves."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register("sglang.srt.sampling.sampling_params.SamplingParams.verify", _check_options, HookType.AFTER)
+    HookRegistry.register(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request",
+        _check_logit_processor,
+        HookType.AFTER,
+    )
+
+
+def _check_options(result: None, self: Any, *_args: Any, **_kwargs: Any) -> None:
+    from sglang.srt.runtime_context import get_spec
+
+    spec = get_spec()
+    if not is_adaptive(spec):
+        return
+    options = RequestOptions.of(self)
+    if options.kappa is not None and _config_of(spec.speculative_adaptive_config).strict_only:
+        raise ConfigError(
+            where=f"{RequestOptions.SECTION}.kappa",
+            found=f"{options.kappa:g}",
+            expected="nothing: this server runs with strict_only",
+            fix="leave it out",
+        )
+
+
+def _check_logit_processor(result: None, self: Any, obj: Any, *_args: Any, **_kwargs: Any) -> None:
+    from sglang.srt.runtime_context import get_spec
+
+    if is_adaptive(get_spec()) and getattr(obj, "custom_logit_processor", None):
+        raise ConfigError(
+            where="custom_logit_processor",
+            found="a processor",
+            expected="none: SGLang's verification does not apply it to drafted positions",
+            fix="leave it out, or ask a server without ADAPTIVE",
+        )
+
+
+@functools.cache
+def _config_of(path: str | None) -> AdaptiveConfig:
+    return AdaptiveConfig.from_json_file(path)
