@@ -25,16 +25,19 @@ from tqdm import tqdm
 from transformers import AutoTokenizer
 
 from adaptivespec.launch import Server
+from adaptivespec.prompt_files import PromptFile, chat_text
 from adaptivespec.shapes import TreeShape
 
 STATIC_SHAPES = "3-1-4 5-1-6 7-1-8 3-4-4 3-4-8 5-4-8"
-_PROMPT_FIELDS = ("question", "problem", "prompt", "text", "turns")
 
 
 def main() -> int:
     args = _parse_args()
     tokenizer = AutoTokenizer.from_pretrained(args.target)
-    sets = {name: _read_prompts(Path(path), args, tokenizer) for name, path in args.prompts}
+    sets = {
+        source.name: [chat_text(tokenizer, row["text"]) for row in source.rows(args.num_prompts, args.skip)]
+        for source in args.prompts
+    }
     shapes = [TreeShape.parse(text) for text in args.shapes.split()]
     config: dict[str, Any] = {"shape": {"range": args.range, "extra": [shape.to_list() for shape in shapes]}}
     with tempfile.TemporaryDirectory() as folder:
@@ -148,34 +151,11 @@ def _adaptive_info(server: Server) -> dict[str, Any]:
     return info
 
 
-def _read_prompts(path: Path, args: Any, tokenizer: Any) -> list[str]:
-    with path.open(encoding="utf-8") as lines:
-        rows = [json.loads(line) for line in lines]
-    field = next((name for name in _PROMPT_FIELDS if name in rows[0]), None)
-    if field is None:
-        sys.exit(f"{path}: found fields {', '.join(rows[0])}; expected one of {', '.join(_PROMPT_FIELDS)}")
-    rows = rows[args.skip : args.skip + args.num_prompts]
-    if len(rows) < args.num_prompts:
-        sys.exit(
-            f"{path}: found {len(rows)} rows after row {args.skip}; expected {args.num_prompts}; lower --num-prompts"
-        )
-    texts = [row[field] if isinstance(row[field], str) else row[field][0] for row in rows]
-    chats = [[{"role": "user", "content": text}] for text in texts]
-    return [tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) for chat in chats]
-
-
-def _named_path(text: str) -> tuple[str, str]:
-    name, separator, path = text.partition("=")
-    if not separator:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected NAME=FILE.jsonl")
-    return name, path
-
-
 def _parse_args() -> Any:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", help="default: the demo target")
     parser.add_argument("--draft", help="default: the demo draft")
-    parser.add_argument("--prompts", type=_named_path, action="append", required=True, metavar="NAME=FILE.jsonl")
+    parser.add_argument("--prompts", type=PromptFile.parse, action="append", required=True, metavar="NAME=FILE.jsonl")
     parser.add_argument("--num-prompts", type=int, default=8, help="of each set")
     parser.add_argument("--skip", type=int, default=0, help="rows of each set to leave out at the front")
     parser.add_argument("--max-new-tokens", type=int, default=96)

@@ -1,0 +1,240 @@
+#!/usr/bin/env python
+"""What near misses cost in quality and bring in speed: strict answers and those at several kappas, to the same prompts.
+
+One ADAPTIVE server runs; kappa is changed between requests, the order rotating from prompt to prompt, and every prompt is
+in the prefix cache, so that a request is decoding. Of each answer: agreement with the strict one until they part, the
+target's log-likelihood per token against the strict answer's, length ratio, share of repeated 4-grams, whether it hit the
+length cap, the promoted tokens, and, where the rows have an `answer` that ends in a number as GSM8K's do, whether the last
+number of the answer is that number. The last line of the output is one JSON object.
+
+    python scripts/quality.py --prompts gsm8k=gsm8k_test.jsonl --prompts humaneval=humaneval.jsonl --num-prompts 8
+"""
+
+import argparse
+import json
+import re
+import statistics
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+from transformers import AutoTokenizer
+
+from adaptivespec.launch import Server
+from adaptivespec.prompt_files import PromptFile, chat_text
+
+STRICT = 0.0  # what the admin route calls it
+KAPPAS = (0.9, 0.7, 0.5, 0.3, 0.2, 0.1)
+PANELS = {
+    "agreement": "tokens before the answers part, share",
+    "log_likelihood_gap": "target's log-likelihood against strict, nats a token",
+    "length_ratio": "length over strict's",
+    "repetition": "repeated 4-grams, share",
+    "hit_cap": "answers at the length cap, share",
+    "promoted_per_1000": "promoted tokens per 1000",
+}
+
+
+@dataclass(frozen=True)
+class Record:
+    """One answer. `log_likelihood` is the target's, nats a token; `is_right` None where there is no gold answer."""
+
+    prompt_set: str
+    prompt: int
+    round: int
+    kappa: float
+    ids: list[int]
+    seconds: float
+    verify_steps: int
+    accepted: int
+    promoted: int
+    hit_cap: bool
+    log_likelihood: float
+    is_right: bool | None
+
+
+def main() -> int:
+    args = _parse_args()
+    tokenizer = AutoTokenizer.from_pretrained(args.target)
+    rows = {source.name: source.rows(args.num_prompts, args.skip) for source in args.prompts}
+    config = {
+        "verifier": args.verifier,
+        "margin": {"max_promotions": args.max_promotions, "top_k_guard": args.top_k_guard},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.json"
+        path.write_text(json.dumps(config))
+        command = ["--dtype", args.dtype, "--sleep-on-idle", "--max-total-tokens", "20000"]
+        command += ["--speculative-algorithm", "ADAPTIVE", "--speculative-draft-model-path", str(args.draft)]
+        command += ["--speculative-adaptive-config", str(path)]
+        with Server(args.target, command, log=args.out.with_suffix(".log")) as server:
+            records = _measure(server, tokenizer, rows, args)
+    report = {
+        "by_set": {name: summarise([r for r in records if r.prompt_set == name]) for name in rows},
+        "all": summarise(records),
+        **{
+            name: getattr(args, name)
+            for name in ("verifier", "max_promotions", "top_k_guard", "dtype", "rounds", "skip")
+        },
+        "num_prompts": args.num_prompts,
+        "max_new_tokens": args.max_new_tokens,
+    }
+    args.out.write_text(json.dumps({"report": report, "records": [asdict(record) for record in records]}, indent=1))
+    args.out.with_suffix(".png").write_bytes(figure(report["all"]))
+    _print_table(report["all"])
+    print(json.dumps(report | {"out": str(args.out)}))
+    return 0
+
+
+def _measure(server: Server, tokenizer: Any, rows: dict[str, list[dict]], args: Any) -> list[Record]:
+    kappas = [STRICT, *args.kappas]
+    records = []
+    with tqdm(total=args.rounds * len(kappas) * sum(map(len, rows.values())), desc="answers") as bar:
+        for round_number in range(args.rounds):
+            for name, some in rows.items():
+                for number, row in enumerate(some):
+                    ids = tokenizer(chat_text(tokenizer, row["text"])).input_ids
+                    _generate(server, ids, 8)  # puts the prompt into the prefix cache
+                    start = (number + round_number) % len(kappas)
+                    for kappa in kappas[start:] + kappas[:start]:
+                        server.post("/set_internal_state", {"server_args": {"adaptive_kappa": kappa}})
+                        answer = _generate(server, ids, args.max_new_tokens)
+                        meta = answer["meta_info"]
+                        records.append(
+                            Record(
+                                prompt_set=name,
+                                prompt=number,
+                                round=round_number,
+                                kappa=kappa,
+                                ids=answer["output_ids"],
+                                seconds=meta["e2e_latency"],
+                                verify_steps=meta["spec_verify_ct"],
+                                accepted=meta["spec_num_correct_drafts"],
+                                promoted=meta.get("spec_margin", {}).get("num_promoted", 0),
+                                hit_cap=meta["finish_reason"]["type"] == "length",
+                                log_likelihood=_log_likelihood(server, ids, answer["output_ids"]),
+                                is_right=is_right(answer["text"], row.get("answer")),
+                            )
+                        )
+                        bar.update()
+    return records
+
+
+def _generate(server: Server, ids: list[int], max_new_tokens: int) -> dict[str, Any]:
+    params = {"temperature": 0, "max_new_tokens": max_new_tokens}
+    answer: dict[str, Any] = server.post("/generate", {"input_ids": ids, "sampling_params": params})
+    return answer
+
+
+def _log_likelihood(server: Server, prompt: list[int], answer: list[int]) -> float:
+    body = {"input_ids": prompt + answer, "sampling_params": {"temperature": 0, "max_new_tokens": 1}}
+    body |= {"return_logprob": True, "logprob_start_len": len(prompt) - 1}
+    scored = server.post("/generate", body)["meta_info"]["input_token_logprobs"][-len(answer) :]
+    return statistics.fmean(each[0] for each in scored)
+
+
+def is_right(text: str, gold: Any) -> bool | None:
+    """Whether the last number of an answer is the gold answer's last number; None where that has none."""
+    numbers = re.findall(r"-?\d[\d,]*(?:\.\d+)?", gold) if isinstance(gold, str) else []
+    if not numbers:
+        return None
+    found = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)
+    return bool(found) and float(found[-1].replace(",", "")) == float(numbers[-1].replace(",", ""))
+
+
+def repetition(ids: list[int]) -> float:
+    """Share of an answer's 4-grams that occurred in it before."""
+    grams = list(zip(ids, ids[1:], ids[2:], ids[3:], strict=False))
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def summarise(records: list[Record]) -> dict[str, dict[str, Any]]:
+    """Figures by kappa, each against the strict answer to the same prompt in the same round."""
+    strict = {(r.prompt_set, r.prompt, r.round): r for r in records if r.kappa == STRICT}
+    out = {}
+    for kappa in sorted({r.kappa for r in records}, key=lambda kappa: (kappa != STRICT, -kappa)):
+        mine = [r for r in records if r.kappa == kappa]
+        pairs = [(r, strict[r.prompt_set, r.prompt, r.round]) for r in mine]
+        speeds = [len(r.ids) / r.seconds / (len(s.ids) / s.seconds) for r, s in pairs]
+        graded = [r.is_right for r in mine if r.is_right is not None]
+        tokens, steps = sum(len(r.ids) for r in mine), sum(r.verify_steps for r in mine)
+        out["strict" if kappa == STRICT else f"{kappa:g}"] = {
+            "speed_over_strict": round(statistics.median(speeds), 3),
+            "speed_min": round(min(speeds), 3),
+            "speed_max": round(max(speeds), 3),
+            "accept_length": round(1 + sum(r.accepted for r in mine) / steps, 3) if steps else None,
+            "promoted_per_1000": round(1000 * sum(r.promoted for r in mine) / tokens, 1),
+            "agreement": round(statistics.fmean(_agreement(r.ids, s.ids) for r, s in pairs), 3),
+            "log_likelihood_gap": round(statistics.fmean(r.log_likelihood - s.log_likelihood for r, s in pairs), 4),
+            "length_ratio": round(statistics.fmean(len(r.ids) / len(s.ids) for r, s in pairs), 3),
+            "repetition": round(statistics.fmean(repetition(r.ids) for r in mine), 3),
+            "hit_cap": round(statistics.fmean(r.hit_cap for r in mine), 3),
+            "accuracy": round(statistics.fmean(graded), 3) if graded else None,
+            "n": len(mine),
+        }
+    return out
+
+
+def _agreement(ids: list[int], strict: list[int]) -> float:
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ids, strict, strict=False)))
+    return same / max(len(ids), len(strict))
+
+
+def figure(summary: dict[str, dict[str, Any]]) -> bytes:
+    """PNG: speed over strict against each measure of quality, a point a kappa."""
+    import io
+
+    from matplotlib.figure import Figure
+
+    fig = Figure(figsize=(9, 6), layout="constrained")
+    for axes, (key, title) in zip(fig.subplots(2, 3).flat, PANELS.items(), strict=True):
+        for kappa, row in summary.items():
+            axes.plot(row["speed_over_strict"], row[key], "o", color="#D55E00" if kappa == "strict" else "#0072B2")
+            axes.annotate(kappa, (row["speed_over_strict"], row[key]), xytext=(4, 4), textcoords="offset points")
+        axes.set_title(title, fontsize=9)
+        axes.set_xlabel("tokens/s over strict", fontsize=9)
+    n = next(iter(summary.values()))["n"]
+    fig.suptitle(f"kappa, {n} answers a point", fontsize=10)
+    out = io.BytesIO()
+    fig.savefig(out, format="png", dpi=150)
+    return out.getvalue()
+
+
+def _print_table(summary: dict[str, dict[str, Any]]) -> None:
+    columns = ["speed_over_strict", "accept_length", *PANELS, "accuracy"]
+    print("\n" + f"{'kappa':8}" + "".join(f"{name:>20}" for name in columns))
+    for kappa, row in summary.items():
+        print(f"{kappa:8}" + "".join(f"{row[name] if row[name] is not None else '-':>20}" for name in columns))
+
+
+def _parse_args() -> Any:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", help="default: the demo target")
+    parser.add_argument("--draft", help="default: the demo draft")
+    parser.add_argument("--prompts", type=PromptFile.parse, action="append", required=True, metavar="NAME=FILE.jsonl")
+    parser.add_argument("--num-prompts", type=int, default=8, help="of each set")
+    parser.add_argument("--skip", type=int, default=0, help="rows of each set to leave out at the front")
+    parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--kappas", type=float, nargs="+", default=KAPPAS)
+    parser.add_argument("--verifier", choices=["margin", "fly"], default="margin")
+    parser.add_argument("--max-promotions", type=int, default=1)
+    parser.add_argument("--top-k-guard", type=int, default=0)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--out", type=Path, default=Path("out/quality.json"))
+    args = parser.parse_args()
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    if not (args.target and args.draft):
+        from adaptivespec.demo.draft import draft_folder
+        from adaptivespec.demo.target import prepare_target
+
+        args.target, args.draft = args.target or prepare_target(), args.draft or draft_folder()
+    return args
+
+
+if __name__ == "__main__":
+    sys.exit(main())
