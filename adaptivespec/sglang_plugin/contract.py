@@ -113,6 +113,12 @@ WORKER: tuple[Touch, ...] = (
         "wrap",
         "seeds for the first token",
     ),
+    Touch(
+        "srt.managers.scheduler:Scheduler.is_disable_overlap_for_batch",
+        "batch last_batch",
+        "wrap",
+        "penalties need every token",
+    ),
     Touch("srt.managers.auxiliary_output:append_auxiliary_output", "current output", "call", "signals without a sync"),
     Touch(
         "srt.model_executor.model_runner:ModelRunner._get_attention_backend", None, "call", "verify backend by state"

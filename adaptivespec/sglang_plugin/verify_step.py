@@ -14,6 +14,7 @@ from torch import Tensor
 
 from adaptivespec.config import AdaptiveConfig
 from adaptivespec.sglang_plugin.request_rows import RequestRows
+from adaptivespec.verify.penalties import apply_penalties
 from adaptivespec.verify.rules import make_rule
 from adaptivespec.verify.sampling import draw_tokens, filter_probs
 from adaptivespec.verify.tree import parents_from_links
@@ -45,7 +46,7 @@ class VerifyStep:
     """
 
     def __init__(self, target_runner: Any, device: str, config: AdaptiveConfig) -> None:
-        self.rows = RequestRows(config, device)
+        self.rows = RequestRows(config, target_runner.model_config.vocab_size, device)
         self.promotions: StepPromotions | None = None
         self._rule = make_rule(config)
         self._requests: list[Any] = []
@@ -67,10 +68,22 @@ class VerifyStep:
 
     def _sample(self, verify_input: Any, batch: Any, logits_output: Any, *args: Any, **kwargs: Any) -> Any:
         self._inputs = (verify_input, batch, logits_output)
+        info = batch.sampling_info
+        sglangs = info.acc_additive_penalties, info.acc_scaling_penalties
+        if self.rows.penalties is not None:
+            self._penalise(verify_input, logits_output.next_token_logits)
+            info.acc_additive_penalties = info.acc_scaling_penalties = None
         try:
             return self._eagle_sample(verify_input, batch, logits_output, *args, **kwargs)
         finally:
             self._inputs = None
+            info.acc_additive_penalties, info.acc_scaling_penalties = sglangs
+
+    def _penalise(self, verify_input: Any, logits: Tensor) -> None:
+        assert self.rows.penalties is not None
+        parent = parents_from_links(verify_input.retrieve_next_token, verify_input.retrieve_next_sibling)
+        tokens = verify_input.draft_token.view_as(parent).long()
+        apply_penalties(logits.view(*parent.shape, -1), parent, tokens, self.rows.penalties)
 
     def _choose_and_walk(self, *, target_predict: Tensor, **kwargs: Any) -> Any:
         assert self._inputs is not None, "the tree walker runs inside eagle_sample only"

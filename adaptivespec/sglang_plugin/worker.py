@@ -14,7 +14,7 @@ from adaptivespec.policy import StepResult, make_policy
 from adaptivespec.sglang_plugin import admin, contract
 from adaptivespec.sglang_plugin.draft_worker import MIN_RELAY_WIDTH, AdaptiveDraftWorker
 from adaptivespec.sglang_plugin.report import Reporter, install_in_scheduler
-from adaptivespec.sglang_plugin.request_rows import options_of
+from adaptivespec.sglang_plugin.request_rows import has_penalties, options_of
 from adaptivespec.sglang_plugin.resolve import effective_settings
 from adaptivespec.sglang_plugin.signals import StepSignal
 from adaptivespec.sglang_plugin.states import RuntimeStates
@@ -46,6 +46,7 @@ class AdaptiveWorker(EAGLEWorkerV2):
         admin.install(self)
         self.reporter = Reporter(self)
         install_in_scheduler(self.reporter)
+        wait_for_penalised_output()
         if get_observability().enable_metrics:
             self.reporter.start_prometheus()
         # Each state captures the target's verify graphs for its own width; SGLang's start-up capture would be for the
@@ -122,3 +123,23 @@ class AdaptiveWorker(EAGLEWorkerV2):
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
         self.policy.finish(rid)
+
+
+def wait_for_penalised_output() -> None:
+    """Have the scheduler commit a step before the next where a request has penalties, which depend on its every token.
+
+    Without it, overlap would start the step while the last tokens are still on their way to the host. SGLang does the
+    same for grammars. Once, in the scheduler's process.
+    """
+    from sglang.srt.managers.scheduler import Scheduler
+
+    sglangs = Scheduler.is_disable_overlap_for_batch
+
+    @functools.wraps(sglangs)
+    def is_disable_overlap_for_batch(self: Any, batch: Any, last_batch: Any) -> bool:
+        if sglangs(self, batch, last_batch=last_batch):
+            return True
+        is_pending = batch is not None and batch.forward_mode.is_decode() and len(self.result_queue) > 0
+        return is_pending and any(map(has_penalties, batch.reqs))
+
+    Scheduler.is_disable_overlap_for_batch = is_disable_overlap_for_batch
