@@ -4,7 +4,6 @@ It rides on SGLang's auxiliary output: copied to the host together with the step
 been committed. Under overlap that is one step late, which the policy accepts.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -65,14 +64,8 @@ class StepSignal:
         self.sink.on_step(
             requests, self.shape, [accept_lens[row] - 1 for row in live], [top1_probs[row] for row in live]
         )
-        if self.promotions is not None:
-            log_probs, log_top1s = self.promotions.log_prob.tolist(), self.promotions.log_top1.tolist()
-            found: dict[int, list[Promotion]] = {}
-            for row, place in self.promotions.promoted.nonzero().tolist():
-                if commits[row] is not None:
-                    position = commits[row].output_index + place
-                    found.setdefault(row, []).append(
-                        Promotion(position, math.exp(log_probs[row][place]), math.exp(log_top1s[row][place]))
-                    )
-            for row, promotions in found.items():
-                self.sink.on_promotions(batch.reqs[row], promotions)
+        for row, promoted in (self.promotions.by_row() if self.promotions else {}).items():
+            commit = commits[row]
+            if commit is not None:
+                found = [Promotion(commit.output_index + place, prob, top1) for place, prob, top1 in promoted]
+                self.sink.on_promotions(batch.reqs[row], found)

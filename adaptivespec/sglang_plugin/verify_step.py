@@ -6,6 +6,7 @@ and near misses are substituted where a margin is set, see `adaptivespec.verify.
 names in SGLang's modules are bound once, in the process of this worker; they are in the contract table.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +32,14 @@ class StepPromotions(NamedTuple):
     promoted: Tensor
     log_prob: Tensor
     log_top1: Tensor
+
+    def by_row(self) -> dict[int, list[tuple[int, float, float]]]:
+        """Place among the step's tokens and both probabilities of what was promoted, by row. Host sync: reads all."""
+        found: dict[int, list[tuple[int, float, float]]] = {}
+        for row, place in self.promoted.nonzero().tolist():
+            probs = math.exp(self.log_prob[row, place]), math.exp(self.log_top1[row, place])
+            found.setdefault(row, []).append((place, *probs))
+        return found
 
 
 class VerifyStep:

@@ -50,10 +50,3 @@ def test_every_token_is_the_likeliest_after_the_penalties_of_those_before(
             assert after[token] >= max(after.values()) - TIE_GAP, position
             num_changed += token != likeliest[0][1]
     assert num_changed > 8, "the penalties changed next to nothing"
-
-
-def test_custom_logit_processors_are_refused(ada: Client):
-    body = {"text": "Hi", "sampling_params": {"max_new_tokens": 2}, "custom_logit_processor": "{}"}
-    response = ada.post("/generate", body)
-    assert response.status_code == 400
-    assert "custom logit processor" in response.text or "custom_logit_processor" in response.text
