@@ -38,14 +38,14 @@ def test_bad_options_are_refused_by_adaptive_only(server):
 def test_a_strict_only_server_refuses_any_kappa(server):
     server(config={"strict_only": True})
     request_checks._check_options(None, params({"strict": True}), 100)
-    with pytest.raises(ConfigError, match="found 0.9; expected nothing: this server runs with strict_only"):
+    with pytest.raises(ConfigError, match=r"found 0\.9; expected nothing: this server runs with strict_only"):
         request_checks._check_options(None, params({"kappa": 0.9}), 100)
 
 
 def test_custom_logit_processors_are_refused(server):
     request = SimpleNamespace(custom_logit_processor="{}")
     server()
-    with pytest.raises(ConfigError, match="^custom_logit_processor: found a processor"):
+    with pytest.raises(ConfigError, match=r"^custom_logit_processor: found a processor"):
         request_checks._check_logit_processor(None, None, request, [1])
     request_checks._check_logit_processor(None, None, SimpleNamespace(custom_logit_processor=None), [1])
     server(None)
