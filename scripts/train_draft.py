@@ -51,7 +51,7 @@ class Material:
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    loop, loss = LoopOptions(num_steps=1600, decay_steps=600), LossOptions()
+    loop, loss = LoopOptions(num_steps=2000, decay_steps=800), LossOptions()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--corpus", type=Path, required=True, help="jsonl or jsonl.gz: prompt, ids, greedy")
@@ -68,7 +68,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "--decay-steps",
         type=int,
         default=loop.decay_steps,
-        help="last steps, over which the rate falls to zero (%(default)s); before them --steps may still be changed",
+        help="last steps, over which the rate falls to zero (%(default)s); --steps may be raised later all the same",
     )
     add("--learning-rate", type=float, default=loop.learning_rate, help="plateau of the rate (%(default)s)")
     add("--micro-batch", type=int, default=loop.micro_batch, help="rows a thread works on at once (%(default)s)")

@@ -110,7 +110,11 @@ def make_batch(states: TargetStates, indices: list[int]) -> Batch:
 
 
 class Trainer:
-    """A draft in training; `run` goes on from the checkpoint in the folder, where there is one."""
+    """A draft in training; `run` goes on from the checkpoint in the folder, where there is one.
+
+    The state before the decay is kept beside it: asked for more steps later, the training goes on from there, and ends as
+    if it had been asked for them at once.
+    """
 
     def __init__(
         self,
@@ -132,12 +136,13 @@ class Trainer:
         )
         self.step, self.seconds = 0, 0.0
         self.checkpoint = folder / "checkpoint.pt"
+        self.plateau = folder / "plateau.pt"
         folder.mkdir(parents=True, exist_ok=True)
 
     def run(self, on_checkpoint: Callable[["Trainer"], None] = lambda trainer: None) -> None:
         """Train up to `num_steps`, with a progress bar; saves a checkpoint and calls back at each interval."""
         if self.checkpoint.exists():
-            self._load()
+            self._load(self.checkpoint)
         with (
             ThreadPoolExecutor(self.loop.num_workers, initializer=torch.set_num_threads, initargs=(1,)) as pool,
             tqdm(total=self.loop.num_steps, initial=self.step, desc="training", mininterval=5) as bar,
@@ -148,9 +153,15 @@ class Trainer:
                 self.seconds += time.monotonic() - started
                 bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
                 bar.update()
+                if self.step == self._decay_start:
+                    self._save(self.plateau)
                 if self.step % self.loop.checkpoint_every == 0 or self.step == self.loop.num_steps:
-                    self._save()
+                    self._save(self.checkpoint)
                     on_checkpoint(self)
+
+    @property
+    def _decay_start(self) -> int:
+        return self.loop.num_steps - self.loop.decay_steps
 
     def _optimizer_step(self, pool: ThreadPoolExecutor) -> float:
         first = self.step * self.loop.micro_batches
@@ -178,29 +189,40 @@ class Trainer:
         loop = {name: value for name, value in asdict(self.loop).items() if name not in may_change}
         return loop | {f"loss_{name}": value for name, value in asdict(self.loss).items()}
 
-    def _save(self) -> None:
-        part = self.checkpoint.with_suffix(".part")
+    def _save(self, file: Path) -> None:
+        part = file.with_suffix(".part")
         torch.save(
             {
                 "draft": self.draft.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
                 "step": self.step,
                 "seconds": self.seconds,
+                "decay_start": self._decay_start,
                 "options": self._lasting_options(),
             },
             part,
         )
-        part.rename(self.checkpoint)
+        part.rename(file)
 
-    def _load(self) -> None:
-        saved: dict[str, Any] = torch.load(self.checkpoint, weights_only=True)
+    def _load(self, file: Path) -> None:
+        saved: dict[str, Any] = torch.load(file, weights_only=True)
         if saved["options"] != self._lasting_options():
             raise TrainingError(
-                where=str(self.checkpoint),
+                where=str(file),
                 found=f"a training with {saved['options']}",
                 expected=f"one with {self._lasting_options()}",
                 fix="give the same options, or another --out",
             )
+        if saved["step"] > min(saved["decay_start"], self._decay_start) and saved["decay_start"] != self._decay_start:
+            if file == self.plateau or not self.plateau.exists():
+                raise TrainingError(
+                    where=str(file),
+                    found=f"a training whose decay began at step {saved['decay_start']}, now at step {saved['step']}",
+                    expected=f"a decay that begins at step {self._decay_start}, as the options say",
+                    fix="give --steps and --decay-steps as before, or a later beginning",
+                )
+            self._load(self.plateau)
+            return
         self.draft.load_state_dict(saved["draft"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.step, self.seconds = saved["step"], saved["seconds"]

@@ -78,6 +78,20 @@ def test_a_checkpoint_of_other_options_is_refused_but_a_longer_training_goes_on(
     assert longer.step == 8
 
 
+def test_a_finished_training_that_is_lengthened_ends_as_one_asked_for_at_once(
+    target: LlamaModel, tmp_path: Path
+) -> None:
+    whole = make_trainer(target, tmp_path / "whole", num_steps=9)
+    whole.run()
+    make_trainer(target, tmp_path / "parts").run()
+    lengthened = make_trainer(target, tmp_path / "parts", num_steps=9)
+    lengthened.run()
+    for ours, theirs in zip(whole.draft.parameters(), lengthened.draft.parameters(), strict=True):
+        assert ours.equal(theirs)
+    with pytest.raises(TrainingError, match="a decay that begins at step 1"):
+        make_trainer(target, tmp_path / "parts", num_steps=4).run()
+
+
 def test_the_number_of_threads_does_not_change_the_weights(target: LlamaModel, tmp_path: Path) -> None:
     one, three = (make_trainer(target, tmp_path / str(n), num_workers=n) for n in (1, 3))
     one.run()
