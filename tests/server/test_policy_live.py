@@ -38,7 +38,9 @@ def test_the_breaker_trips_and_recovers_within_one_request(cyclic: Client, cycle
     trips, recoveries = breaker(cyclic)
     answer = cyclic.generate(cycle_ids[:3], regex=forced + r"[\s\S]*", **FULL_LENGTH, max_new_tokens=150)
     rest = (CYCLE * 3)[CYCLE.index(forced[-1]) + 1 :]
-    assert answer.text == forced + rest[: 150 - len(forced)]
+    # Where the regex rules, a token of two letters may be the likeliest that is legal, so the text may be longer.
+    assert len(answer.ids) == 150 <= len(answer.text)
+    assert answer.text == (forced + rest)[: len(answer.text)]
     assert breaker(cyclic) == (trips + 1, recoveries + 1)
     steps = answer.meta["spec_shape_histogram"]
     # Much of the forced part ran at the smallest shape, most of the rest at the largest.
