@@ -1,4 +1,4 @@
-"""Prompts from JSON-lines files, for the measuring scripts."""
+"""Models and prompts of the measuring scripts: their common arguments, and prompts from JSON-lines files."""
 
 import argparse
 import json
@@ -65,3 +65,23 @@ def chat_text(tokenizer: Any, text: str) -> str:
     """A user turn in the model's chat template, ready for its answer."""
     chat = [{"role": "user", "content": text}]
     return str(tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments that say what is measured: the pair, and the prompts."""
+    parser.add_argument("--target", help="default: the demo target")
+    parser.add_argument("--draft", help="default: the demo draft")
+    parser.add_argument("--prompts", type=PromptFile.parse, action="append", required=True, metavar="NAME=FILE.jsonl")
+    parser.add_argument("--num-prompts", type=int, default=8, help="of each set")
+    parser.add_argument("--skip", type=int, default=0, help="rows of each set to leave out at the front")
+    parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=1)
+
+
+def fill_in_pair(args: argparse.Namespace) -> None:
+    """The demo's target and draft, where the arguments name none. Fetches the target if need be."""
+    if not (args.target and args.draft):
+        from adaptivespec.demo.draft import draft_folder
+        from adaptivespec.demo.target import prepare_target
+
+        args.target, args.draft = args.target or prepare_target(), args.draft or draft_folder()

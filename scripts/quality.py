@@ -25,7 +25,7 @@ from tqdm import tqdm
 from transformers import AutoTokenizer
 
 from adaptivespec.launch import Server
-from adaptivespec.prompt_files import PromptFile, chat_text
+from adaptivespec.prompt_files import add_arguments, chat_text, fill_in_pair
 
 STRICT = 0.0  # what the admin route calls it
 KAPPAS = (0.9, 0.7, 0.5, 0.3, 0.2, 0.1)
@@ -213,13 +213,7 @@ def _print_table(summary: dict[str, dict[str, Any]]) -> None:
 
 def _parse_args() -> Any:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", help="default: the demo target")
-    parser.add_argument("--draft", help="default: the demo draft")
-    parser.add_argument("--prompts", type=PromptFile.parse, action="append", required=True, metavar="NAME=FILE.jsonl")
-    parser.add_argument("--num-prompts", type=int, default=8, help="of each set")
-    parser.add_argument("--skip", type=int, default=0, help="rows of each set to leave out at the front")
-    parser.add_argument("--max-new-tokens", type=int, default=96)
-    parser.add_argument("--rounds", type=int, default=1)
+    add_arguments(parser)
     parser.add_argument("--kappas", type=float, nargs="+", default=KAPPAS)
     parser.add_argument("--verifier", choices=["margin", "fly"], default="margin")
     parser.add_argument("--max-promotions", type=int, default=1)
@@ -228,11 +222,7 @@ def _parse_args() -> Any:
     parser.add_argument("--out", type=Path, default=Path("out/quality.json"))
     args = parser.parse_args()
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    if not (args.target and args.draft):
-        from adaptivespec.demo.draft import draft_folder
-        from adaptivespec.demo.target import prepare_target
-
-        args.target, args.draft = args.target or prepare_target(), args.draft or draft_folder()
+    fill_in_pair(args)
     return args
 
 

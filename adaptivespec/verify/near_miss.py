@@ -78,16 +78,15 @@ def find_near_misses(
         scores: ``[B, N, V]`` float32, logits or log-probabilities after penalties, bias and grammar; -inf is forbidden.
         limits: see `Limits`.
     """
-    num_nodes = tokens.shape[1]
-    is_child = parent.unsqueeze(1) == torch.arange(num_nodes, device=parent.device).view(1, -1, 1)  # [b, u, c]
-    child_scores = scores.gather(2, tokens.unsqueeze(1).expand(-1, num_nodes, -1)).masked_fill(~is_child, -math.inf)
+    token_scores = scores.gather(2, tokens.unsqueeze(1).expand(-1, tokens.shape[1], -1))
+    child_scores = token_scores.masked_fill(~_is_child(parent), -math.inf)
     score, child = child_scores.max(dim=2)
     token = tokens.gather(1, child)
     # Of twins, which hold the same token, the walk takes the first.
-    child = (is_child & (tokens.unsqueeze(1) == token.unsqueeze(2))).to(torch.int8).max(dim=2).indices
+    child = _is_child_with(parent, tokens, token).to(torch.int8).max(dim=2).indices
     top_score = scores.amax(dim=2)  # NaN where the row holds one
     lowest = scores.masked_fill(scores == -math.inf, math.inf).amin(dim=2)
-    hit = (is_child & (tokens.unsqueeze(1) == target_tokens.unsqueeze(2))).any(dim=2)
+    hit = _is_child_with(parent, tokens, target_tokens).any(dim=2)
     may = (score - top_score >= limits.log_kappa.view(-1, 1)) & (score > -math.inf) & ~hit
     may &= top_score.isfinite() & (lowest < top_score)
     may &= ~_is_stop(token, limits.stops) & ~_is_stop(target_tokens, limits.stops)
@@ -144,10 +143,7 @@ def defer(
     misses = find_near_misses(parent, tokens, target_tokens, scores, limits)
     likeliest = scores.topk(top, dim=2).values.log_softmax(dim=2)
     entropy = -torch.xlogy(likeliest.exp(), likeliest.exp()).sum(dim=2)
-    is_next = (parent.unsqueeze(1) == torch.arange(tokens.shape[1], device=tokens.device).view(1, -1, 1)) & (
-        tokens.unsqueeze(1) == target_tokens.unsqueeze(2)
-    )
-    found, following = is_next.to(torch.int8).max(dim=2)
+    found, following = _is_child_with(parent, tokens, target_tokens).to(torch.int8).max(dim=2)
     runs = torch.ones_like(misses.may)  # of the target's own choices below each node, one longer in every round
     for _ in range(window - 1):
         runs = (found > 0) & runs.gather(1, following)
@@ -168,6 +164,16 @@ def _substitute(
     top_score = misses.top_score.gather(1, above)
     score = scores.flatten(1).gather(1, above * scores.shape[2] + tokens).masked_fill(~has_parent, -math.inf)
     return Promotions(torch.where(may, misses.token, target_tokens), promoted, score, top_score)
+
+
+def _is_child(parent: Tensor) -> Tensor:
+    """``[B, N, N]`` bool, ``[b, u, c]``: node ``c`` is a child of ``u``."""
+    return parent.unsqueeze(1) == torch.arange(parent.shape[1], device=parent.device).view(1, -1, 1)
+
+
+def _is_child_with(parent: Tensor, tokens: Tensor, wanted: Tensor) -> Tensor:
+    """``[B, N, N]`` bool, ``[b, u, c]``: node ``c`` is a child of ``u`` and holds the token ``wanted[b, u]``."""
+    return _is_child(parent) & (tokens.unsqueeze(1) == wanted.unsqueeze(2))
 
 
 def _is_stop(tokens: Tensor, stops: Tensor) -> Tensor:
