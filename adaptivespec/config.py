@@ -8,11 +8,13 @@ JSON layout, every key optional:
      "margin": {"kappa": null, "sampled": false, "max_promotions": 1, "top_k_guard": 0},
      "fly": {"top": 3, "min_entropy": 0.3, "window": 6},
      "verifier": "margin", "strict_only": false,
+     "drift": {"enabled": false, "num_slots": 4096, "num_tokens": 32, "num_neighbours": 8, "gain": 0.6, "rate": 0.1,
+               "threshold": 0.9, "clip": 8.0, "num_banks": 8, "learn": true, "check_every": 16, "file": null},
      "graphs": {"memory_budget_gb": null, "max_batch_size": null, "max_rows": null}}
 """
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -25,12 +27,15 @@ from adaptivespec.config_checks import (
     optional,
     shape_list,
     shape_range,
+    text,
+    zero_or,
 )
 from adaptivespec.errors import ConfigError
 from adaptivespec.policy import POLICY_NAMES, make_policy
 from adaptivespec.section import Section
 from adaptivespec.shapes import PRESETS, ShapeRange, TreeShape
 from adaptivespec.verify.rules import VERIFIER_NAMES
+from drift.params import DriftParams
 
 
 @dataclass(frozen=True)
@@ -134,13 +139,58 @@ class GraphConfig(Section):
 
 
 @dataclass(frozen=True)
+class DriftConfig(Section):
+    """The memory that corrects the draft from what verification reveals. Strict output stays what it is.
+
+    Args:
+        enabled: whether there is one.
+        num_slots, num_tokens, num_neighbours, gain, rate, threshold, clip, num_banks: see `drift.DriftParams`.
+        learn: false: the memory is used as loaded and never changes.
+        check_every: every so many steps of a request, one runs the other way, without correction where there is one, so
+            that acceptance with and without is known and a tenant is switched to what accepts more; 0: never. 2 to
+            1000000 else. Source: this project.
+        file: path of a bank that is loaded at start where it exists, and written when an operator asks.
+    """
+
+    SECTION: ClassVar[str] = "drift"
+    enabled: bool = field(default=False, metadata={"check": flag})
+    num_slots: int = field(default=DriftParams.num_slots, metadata={"check": integer(1, 1_000_000)})
+    num_tokens: int = field(default=DriftParams.num_tokens, metadata={"check": integer(1, 4096)})
+    num_neighbours: int = field(default=DriftParams.num_neighbours, metadata={"check": integer(1, 64)})
+    gain: float = field(default=DriftParams.gain, metadata={"check": number(above=0.0, high=10.0)})
+    rate: float = field(default=DriftParams.rate, metadata={"check": number(above=0.0, high=1.0)})
+    threshold: float = field(default=DriftParams.threshold, metadata={"check": number(low=0.0, high=0.9999)})
+    clip: float = field(default=DriftParams.clip, metadata={"check": number(above=0.0, high=100.0)})
+    num_banks: int = field(default=DriftParams.num_banks, metadata={"check": integer(1, 1024)})
+    learn: bool = field(default=True, metadata={"check": flag})
+    check_every: int = field(default=16, metadata={"check": zero_or(integer(2, 1_000_000))})
+    file: str | None = field(default=None, metadata={"check": optional(text)})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_banks > self.num_slots:
+            raise ConfigError(
+                where="drift.num_banks",
+                found=f"{self.num_banks} banks for {self.num_slots} slots",
+                expected="at least one slot a bank",
+                fix="lower num_banks or raise num_slots",
+            )
+
+    @property
+    def params(self) -> DriftParams:
+        """What the memory itself needs to know."""
+        return DriftParams(**{item.name: getattr(self, item.name) for item in fields(DriftParams)})
+
+
+@dataclass(frozen=True)
 class AdaptiveConfig(Section):
     """Everything that `--speculative-adaptive-config` can set.
 
     Args:
         policy: who chooses the shape of a step: "dcs" (draft confidence and recent acceptance), "static" (always the
             start shape), "cycle" (every shape in turn; diagnostics). Source: AdaptiveSpec paper for dcs.
-        shape, dcs, margin, fly, graphs: see `ShapeConfig`, `DcsConfig`, `MarginConfig`, `FlyConfig`, `GraphConfig`.
+        shape, dcs, margin, fly, graphs, drift: see `ShapeConfig`, `DcsConfig`, `MarginConfig`, `FlyConfig`,
+            `GraphConfig`, `DriftConfig`.
         verifier: what may stand in for the target's own token: "margin" (near misses within ``margin.kappa``; nothing
             where that is null), "fly" (FLy: misses of an undecided target that the tokens after them bear out; also
             within ``margin.kappa`` where that is given), "strict" (nothing).
@@ -154,6 +204,7 @@ class AdaptiveConfig(Section):
     margin: MarginConfig = field(default_factory=MarginConfig, metadata={"check": MarginConfig.check})
     graphs: GraphConfig = field(default_factory=GraphConfig, metadata={"check": GraphConfig.check})
     fly: FlyConfig = field(default_factory=FlyConfig, metadata={"check": FlyConfig.check})
+    drift: DriftConfig = field(default_factory=DriftConfig, metadata={"check": DriftConfig.check})
     verifier: str = field(default="margin", metadata={"check": one_of(VERIFIER_NAMES)})
     strict_only: bool = field(default=False, metadata={"check": flag})
 

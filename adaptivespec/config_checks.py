@@ -94,6 +94,17 @@ def optional(check: Check) -> Check:
     return lambda value, where: None if value is None else check(value, where)
 
 
+def zero_or(check: Check) -> Check:
+    """0 passes, all else is the other check's."""
+    return lambda value, where: 0 if type(value) is int and value == 0 else check(value, where)
+
+
+def text(value: Any, where: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise ConfigError(where=where, found=reprlib.repr(value), expected="a text", fix="change the value")
+    return value
+
+
 def one_of(names: Sequence[str]) -> Check:
     def check(value: Any, where: str) -> str:
         if not isinstance(value, str) or value not in names:

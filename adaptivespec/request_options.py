@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
-from adaptivespec.config_checks import flag, number, optional
+from adaptivespec.config_checks import flag, number, optional, text
 from adaptivespec.section import Section
 
 KEY = "adaptive"
@@ -17,6 +17,8 @@ class RequestOptions(Section):
         kappa: as `MarginConfig.kappa`; the larger of this and the server's counts. null: the server's.
         strict: accept nothing but the target's own tokens.
         enabled: false: strict, and the policy learns nothing from this request, which is still drafted with its batch.
+        drift: false: the memory neither corrects the draft for this request nor learns from it.
+        tenant: whose memory it is, where the request has no ``cache_salt`` or ``extra_key``, which say so first.
         details: list the promoted tokens, with both probabilities, in the response.
     """
 
@@ -24,6 +26,8 @@ class RequestOptions(Section):
     kappa: float | None = field(default=None, metadata={"check": optional(number(above=0.0, high=1.0))})
     strict: bool = field(default=False, metadata={"check": flag})
     enabled: bool = field(default=True, metadata={"check": flag})
+    drift: bool = field(default=True, metadata={"check": flag})
+    tenant: str | None = field(default=None, metadata={"check": optional(text)})
     details: bool = field(default=False, metadata={"check": flag})
 
     @classmethod

@@ -1,1 +1,1 @@
-"""The DRIFT memory, torch only. It arrives with its own change; until then this package is importable and empty."""
+"""DRIFT: a gradient-free memory that corrects a draft model's logits from what verification reveals. Torch only."""

@@ -12,16 +12,19 @@ if TYPE_CHECKING:
 
 SHAPE_KEY = "adaptive_shape"
 KAPPA_KEY = "adaptive_kappa"
+DRIFT_KEY = "adaptive_drift"
+DRIFT_ACTIONS = ("learn", "freeze", "reset", "save")
 UNPIN = -1
 STRICT = 0
 
 
 def install(worker: "AdaptiveWorker") -> None:
-    """Accept two settings. Once, in the scheduler's process.
+    """Accept three settings. Once, in the scheduler's process.
 
     ``{"server_args": {"adaptive_shape": 2}}`` pins the shape at that place, counted from 0, of the list ``shapes`` in
     ``/server_info``; -1 lets the policy choose again. ``{"server_args": {"adaptive_kappa": 0.3}}`` sets ``margin.kappa``
-    for the requests that run and those to come; 0 makes the server strict. Another number is rejected and counted: the
+    for the requests that run and those to come; 0 makes the server strict. ``{"server_args": {"adaptive_drift": 1}}``
+    does what stands at that place of `DRIFT_ACTIONS`. Another number is rejected and counted: the
     answer is ``[false]``, the reason stands in the server's log.
     """
     from sglang.srt.managers.scheduler_components import internal_state
@@ -51,8 +54,27 @@ def install(worker: "AdaptiveWorker") -> None:
     def apply_kappa(key: str, value: Any) -> None:
         worker.verify_step.rows.kappa = None if value == STRICT else float(value)
 
+    def validate_drift(key: str, value: Any) -> None:
+        if worker.drift is None:
+            reject(key, value, "nothing: this server runs without drift.enabled")
+        if value not in range(len(DRIFT_ACTIONS)):
+            reject(key, value, " ".join(f"{place}:{action}" for place, action in enumerate(DRIFT_ACTIONS)))
+        if DRIFT_ACTIONS[int(value)] == "save" and worker.config.drift.file is None:
+            reject(key, value, "another action, or a server with drift.file")
+
+    def apply_drift(key: str, value: Any) -> None:
+        drift, action = worker.drift, DRIFT_ACTIONS[int(value)]
+        assert drift is not None
+        if action == "reset":
+            drift.reset()
+        elif action == "save":
+            drift.save()
+        else:
+            drift.is_frozen = action == "freeze"
+
     ours = {
         SHAPE_KEY: internal_state._UpdateHandler(validate_shape, apply_shape),
+        DRIFT_KEY: internal_state._UpdateHandler(validate_drift, apply_drift),
         KAPPA_KEY: internal_state._UpdateHandler(validate_kappa, apply_kappa),
     }
 

@@ -44,6 +44,7 @@ _WALK = (
     "predicts accept_index accept_token_num candidates retrieve_index retrieve_next_token retrieve_next_sibling "
     "target_predict topk"
 )
+_LM_HEAD = "hidden_states lm_head embedding_bias out"
 _EXTEND_PREFILL = "batch target_hidden_states next_token_ids mm_input_embeds kv_loc_plan"
 
 # Looked at by the worker, in the scheduler's process, before it uses them.
@@ -66,6 +67,36 @@ WORKER: tuple[Touch, ...] = (
         "batch with_topology",
         "subclass",
         "narrow the candidates",
+    ),
+    Touch(
+        "srt.speculative.eagle_worker_v2:EagleDraftWorker.draft_forward",
+        "forward_batch",
+        "subclass",
+        "record what the memory learns from",
+    ),
+    Touch(
+        "srt.layers.logits_processor:LogitsProcessor.forward",
+        "input_ids hidden_states lm_head logits_metadata aux_hidden_states hidden_states_before_norm",
+        "wrap",
+        "correct the draft's logits",
+    ),
+    Touch(
+        "srt.layers.logits_processor:LogitsProcessor._compute_lm_head",
+        _LM_HEAD,
+        "call",
+        "the draft's logits without correction",
+    ),
+    Touch(
+        "srt.speculative.base_spec_worker:BaseSpecWorker.clear_cache_pool",
+        "",
+        "subclass",
+        "/flush_cache empties the memory",
+    ),
+    Touch(
+        "srt.speculative.base_spec_worker:BaseSpecWorker.weight_update_runners",
+        "",
+        "subclass",
+        "new weights empty the memory",
     ),
     Touch(
         "srt.speculative.eagle_worker_v2:EagleDraftWorker._draft_extend_for_prefill",
@@ -184,7 +215,7 @@ CPU_ENGINE: tuple[Touch, ...] = (
     ),
     Touch(
         "srt.layers.logits_processor:LogitsProcessor._compute_lm_head",
-        "hidden_states lm_head embedding_bias out",
+        _LM_HEAD,
         "wrap",
         "half-precision products",
     ),

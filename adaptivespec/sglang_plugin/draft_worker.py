@@ -1,9 +1,13 @@
 """SGLang's EAGLE-3 draft worker, drafting a different shape at every step."""
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
+
+if TYPE_CHECKING:
+    from adaptivespec.sglang_plugin.drift_link import DriftLink
+    from adaptivespec.sglang_plugin.verify_step import VerifyStep
 
 # Draft-extend and prefill always hand over this many candidates at least: from two on SGLang computes the softmax whose
 # first column is the draft confidence; for one it takes the argmax and calls its probability 1.
@@ -19,6 +23,8 @@ class AdaptiveDraftWorker(EagleDraftWorker):
 
     relay_width: int
     topk: int
+    drift: "DriftLink | None" = None
+    verify_step: "VerifyStep"
 
     def draft(self, batch: Any, **kwargs: Any) -> Any:
         # A narrowed copy: the batch's own input must stay wide, since a retracted step drafts again from it.
@@ -28,10 +34,18 @@ class AdaptiveDraftWorker(EagleDraftWorker):
         batch.spec_info = narrow
         return super().draft(batch, **kwargs)
 
+    def draft_forward(self, forward_batch: Any) -> Any:
+        if self.drift is None or forward_batch.forward_mode.is_idle():
+            return super().draft_forward(forward_batch)
+        return self.drift.draft(super().draft_forward, forward_batch)
+
     def _draft_extend_for_prefill(self, *args: Any, **kwargs: Any) -> Any:
         return self._at_relay_width(super()._draft_extend_for_prefill, args, kwargs)
 
     def _draft_extend_for_decode(self, *args: Any, **kwargs: Any) -> Any:
+        if self.drift is not None and self.verify_step.accepted is not None:
+            self.drift.learn(self.verify_step.accepted, self.verify_step.logits)
+            self.drift.begin_extend()
         return self._at_relay_width(super()._draft_extend_for_decode, args, kwargs)
 
     def init_attention_backend(self) -> None:

@@ -68,6 +68,7 @@ class Reporter:
             "shapes": [str(shape) for shape in worker.shapes],
             "states": worker.states.report().to_dict(),
             "kappa": worker.verify_step.rows.kappa,
+            "drift": worker.drift.report() if worker.drift else None,
             "counts": counts.to_dict() | {"bad_signals": worker.policy.counts.bad_signals},
         }
 

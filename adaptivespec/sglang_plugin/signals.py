@@ -5,7 +5,7 @@ been committed. Under overlap that is one step late, which the policy accepts.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -24,6 +24,9 @@ class SignalSink(Protocol):
     def on_step(self, requests: list[Any], shape: TreeShape, num_accepted: list[int], top1_probs: list[float]) -> None:
         """A step of this shape has been committed; ``num_accepted`` counts drafts, not the bonus token."""
 
+    def on_corrected(self, requests: list[Any], corrected: list[bool], num_accepted: list[int]) -> None:
+        """Which of the step's trees the memory had corrected; called after `on_step`."""
+
     def on_promotions(self, request: Any, promotions: list[Promotion]) -> None:
         """Tokens of the step before that stand in for the target's own; called after `on_step`."""
 
@@ -38,6 +41,7 @@ class StepSignal:
         shape: what the step ran with; None for a prefill.
         promotions: what the margin rule did; None where it could do nothing.
         sink: who hears of it.
+        corrected: by row, whether the memory had corrected the draft; None without a memory.
     """
 
     top1_probs: Tensor
@@ -45,12 +49,13 @@ class StepSignal:
     shape: TreeShape | None
     promotions: StepPromotions | None
     sink: SignalSink
+    corrected: list[bool] | None = None
 
     def copy_to_host(self, copy_tensor: Callable[[Tensor], Tensor]) -> "StepSignal":
         """The same on the host, readable once SGLang's copy event has passed. Host sync: none."""
         accept_lens = None if self.accept_lens is None else copy_tensor(self.accept_lens)
         promotions = self.promotions and StepPromotions(*map(copy_tensor, self.promotions))
-        return StepSignal(copy_tensor(self.top1_probs), accept_lens, self.shape, promotions, self.sink)
+        return replace(self, top1_probs=copy_tensor(self.top1_probs), accept_lens=accept_lens, promotions=promotions)
 
     def consume(self, batch: Any, commits: Sequence[Any]) -> None:
         """Called by SGLang after the step's tokens have been committed and before they are streamed."""
@@ -61,9 +66,10 @@ class StepSignal:
             self.sink.on_prefill(requests, [top1_probs[row] for row in live])
             return
         accept_lens = self.accept_lens.tolist()
-        self.sink.on_step(
-            requests, self.shape, [accept_lens[row] - 1 for row in live], [top1_probs[row] for row in live]
-        )
+        num_accepted = [accept_lens[row] - 1 for row in live]
+        self.sink.on_step(requests, self.shape, num_accepted, [top1_probs[row] for row in live])
+        if self.corrected is not None:
+            self.sink.on_corrected(requests, [self.corrected[row] for row in live], num_accepted)
         for row, promoted in (self.promotions.by_row() if self.promotions else {}).items():
             commit = commits[row]
             if commit is not None:

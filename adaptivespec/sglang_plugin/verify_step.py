@@ -52,11 +52,17 @@ class VerifyStep:
 
     Attributes:
         promotions: of the last step; None where none was allowed.
+        accepted: ``[B, depth]`` nodes that the last step accepted, root first, counted through the batch, -1 for none;
+            None before a step has been verified.
+        logits: ``[B * N, V]`` that it verified with.
     """
+
+    logits: Tensor
 
     def __init__(self, target_runner: Any, device: str, config: AdaptiveConfig) -> None:
         self.rows = RequestRows(config, target_runner.model_config.vocab_size, device)
         self.promotions: StepPromotions | None = None
+        self.accepted: Tensor | None = None
         self._rule = make_rule(config)
         self._requests: list[Any] = []
         self._inputs: tuple[Any, Any, Any] | None = None  # verify input, batch, logits output of the step under way
@@ -73,7 +79,7 @@ class VerifyStep:
         """Say whose rows come next; the sampler of the prefill is not told."""
         self._requests = requests
         self.rows.update(requests)
-        self.promotions = None
+        self.promotions = self.accepted = None
 
     def _sample(self, verify_input: Any, batch: Any, logits_output: Any, *args: Any, **kwargs: Any) -> Any:
         self._inputs = (verify_input, batch, logits_output)
@@ -103,7 +109,9 @@ class VerifyStep:
             drawn = rows.draw(self.rows.seeds, verify_input.positions)
             target_predict = torch.where(rows.is_greedy, target_predict, drawn.view_as(target_predict))
         if self.rows.limits is None or self._rule is None:
-            return self._walk(target_predict=target_predict, **kwargs)
+            result = self._walk(target_predict=target_predict, **kwargs)
+            self.accepted, self.logits = result[1], logits
+            return result
 
         scores = logits.float().log_softmax(dim=-1).view(*target_predict.shape, -1)
         if rows is not None:
@@ -111,6 +119,7 @@ class VerifyStep:
         parent = parents_from_links(kwargs["retrieve_next_token"], kwargs["retrieve_next_sibling"])
         found = self._rule(parent, kwargs["candidates"].long(), target_predict, scores, self.rows.limits)
         result = self._walk(target_predict=found.target_tokens, **kwargs)
+        self.accepted, self.logits = result[1], logits
         # Of the accepted nodes, root left out; `accept_index` counts through the batch.
         accepted = result[1][:, 1:].long()
         first = torch.arange(accepted.shape[0], device=accepted.device).unsqueeze(1) * target_predict.shape[1]

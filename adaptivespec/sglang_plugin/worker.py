@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from sglang.srt.managers.auxiliary_output import append_auxiliary_output
-from sglang.srt.runtime_context import get_observability, get_spec
+from sglang.srt.runtime_context import get_exec, get_observability, get_spec
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 
 from adaptivespec.config import AdaptiveConfig
@@ -13,6 +13,7 @@ from adaptivespec.metrics import Promotion, RequestCounts
 from adaptivespec.policy import StepResult, make_policy
 from adaptivespec.sglang_plugin import admin, contract
 from adaptivespec.sglang_plugin.draft_worker import MIN_RELAY_WIDTH, AdaptiveDraftWorker
+from adaptivespec.sglang_plugin.drift_link import DriftLink
 from adaptivespec.sglang_plugin.report import Reporter, install_in_scheduler
 from adaptivespec.sglang_plugin.request_rows import has_penalties, options_of
 from adaptivespec.sglang_plugin.resolve import effective_settings
@@ -42,6 +43,7 @@ class AdaptiveWorker(EAGLEWorkerV2):
         self._draft_worker.__class__ = AdaptiveDraftWorker
         self._draft_worker.relay_width = max(MIN_RELAY_WIDTH, get_spec().speculative_eagle_topk)
         self.pinned_shape: TreeShape | None = None  # by an operator, see `admin`
+        self.drift: DriftLink | None = None
         self._widths: dict[TreeShape, torch.Tensor] = {}
         admin.install(self)
         self.reporter = Reporter(self)
@@ -58,9 +60,33 @@ class AdaptiveWorker(EAGLEWorkerV2):
     def init_cuda_graphs(self) -> None:
         super().init_cuda_graphs()
         self.verify_step = VerifyStep(self.target_worker.model_runner, self.device, self.config)
+        self._draft_worker.verify_step = self.verify_step
+        if self.config.drift.enabled:
+            self._draft_worker.drift = self.drift = self._make_memory()
         self.states = RuntimeStates(self, self.config.graphs)
         self.states.build_all(self.shapes)
         self.states.swap(self.start_shape)
+
+    def _make_memory(self) -> DriftLink:
+        decode = getattr(get_exec().graph.cuda_graph_config, "decode", None)
+        max_requests = max(getattr(decode, "max_bs", None) or 0, self.target_worker.model_runner.req_to_token_pool.size)
+        return DriftLink(
+            self._draft_worker,
+            self.shapes,
+            max_requests,
+            self.config.drift,
+            draft_folder=get_spec().speculative_draft_model_path,
+        )
+
+    def clear_cache_pool(self) -> None:
+        super().clear_cache_pool()
+        if self.drift is not None:
+            self.drift.reset()
+
+    def weight_update_runners(self) -> Any:
+        if self.drift is not None:
+            self.drift.reset()  # it is about the weights that go
+        return super().weight_update_runners()
 
     @property
     def spec_v2_attn_backends(self) -> tuple:
@@ -70,9 +96,10 @@ class AdaptiveWorker(EAGLEWorkerV2):
         if batch.forward_mode.is_idle():
             return super().forward_batch_generation(batch, *args, **kwargs)
         self.verify_step.begin(batch.reqs)
+        corrected = self._begin_drift(batch.reqs)
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
             result = super().forward_batch_generation(batch, *args, **kwargs)
-            self._attach_signal(result, None)
+            self._attach_signal(result, None, None)
             return result
 
         shape = self.pinned_shape or self.policy.choose([request.rid for request in batch.reqs])
@@ -80,7 +107,7 @@ class AdaptiveWorker(EAGLEWorkerV2):
         self.states.swap(shape)
         result = super().forward_batch_generation(batch, *args, **kwargs)
         result.cap_lens = self._proposed(shape, len(batch.reqs))
-        self._attach_signal(result, shape)
+        self._attach_signal(result, shape, corrected)
         return result
 
     def _proposed(self, shape: TreeShape, batch_size: int) -> torch.Tensor:
@@ -91,10 +118,16 @@ class AdaptiveWorker(EAGLEWorkerV2):
             self._widths[shape] = widths
         return widths[:batch_size]
 
-    def _attach_signal(self, result: Any, shape: TreeShape | None) -> None:
+    def _begin_drift(self, requests: list[Any]) -> list[bool] | None:
+        if self.drift is None:
+            return None
+        self.drift.begin(requests)
+        return self.drift.corrected_rows()
+
+    def _attach_signal(self, result: Any, shape: TreeShape | None, corrected: list[bool] | None) -> None:
         top1_probs = result.next_draft_input.topk_p[:, 0].clone()
         promotions = self.verify_step.promotions if shape else None
-        signal = StepSignal(top1_probs, result.accept_lens if shape else None, shape, promotions, self)
+        signal = StepSignal(top1_probs, result.accept_lens if shape else None, shape, promotions, self, corrected)
         output = result.logits_output
         output.auxiliary_device_output = append_auxiliary_output(output.auxiliary_device_output, signal)
 
@@ -112,6 +145,11 @@ class AdaptiveWorker(EAGLEWorkerV2):
             request.adaptive_counts.record(shape, accepted)
             self.policy.observe(StepResult(request.rid, shape, accepted, top1_prob))
         self.reporter.record_step(shape, num_accepted)  # last, so that it sees the breakers that this step tripped
+
+    def on_corrected(self, requests: list[Any], corrected: list[bool], num_accepted: list[int]) -> None:
+        assert self.drift is not None
+        for request, was_corrected, accepted in zip(requests, corrected, num_accepted, strict=True):
+            self.drift.record(request, was_corrected, accepted)
 
     def on_promotions(self, request: Any, promotions: list[Promotion]) -> None:
         counts: RequestCounts = request.adaptive_counts

@@ -113,8 +113,9 @@ def reference(ref: Client) -> Reference:
 
 @pytest.fixture(scope="session")
 def ada(servers: Servers, target: Path, adaptive_args: Callable) -> Client:
-    """ADAPTIVE that changes the shape at every step, through all eight of the published range."""
-    return servers.get("ada", target, adaptive_args({"policy": "cycle", **PAPER_RANGE}))
+    """ADAPTIVE that changes the shape at every step, through all eight of the published range, with a memory."""
+    memory = {"enabled": True, "num_slots": 1024, "gain": 1.0, "check_every": 8, "file": str(servers.folder / "bank")}
+    return servers.get("ada", target, adaptive_args({"policy": "cycle", "drift": memory, **PAPER_RANGE}))
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,84 @@
+"""Whether the memory pays: acceptance with and without it, from the same traffic."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+_WINDOW = 256
+_MIN_STEPS = 32
+_CONFIDENCE = 2.0
+
+
+@dataclass
+class Arm:
+    """Accepted drafts of the steps on one side; older steps count less, about `_WINDOW` of them in all."""
+
+    steps: float = 0.0
+    total: float = 0.0
+    squares: float = 0.0
+
+    def record(self, accepted: int) -> None:
+        """Add one step."""
+        keep = 1 - 1 / _WINDOW
+        self.steps = self.steps * keep + 1
+        self.total = self.total * keep + accepted
+        self.squares = self.squares * keep + accepted**2
+
+    @property
+    def mean(self) -> float:
+        """Accepted drafts a step; 0.0 before the first."""
+        return self.total / self.steps if self.steps else 0.0
+
+    @property
+    def error(self) -> float:
+        """Squared standard error of the mean."""
+        variance = self.squares / self.steps - self.mean**2
+        return max(variance, 0.0) / self.steps
+
+
+@dataclass
+class Benefit:
+    """One tenant's memory: on until acceptance is surely better without it, off until it is surely better with it.
+
+    Every `check_every`-th step of a request runs the other way, which is what tells.
+
+    Args:
+        check_every: 0: no step does, and the memory stays on.
+    """
+
+    check_every: int
+    is_on: bool = True
+    with_memory: Arm = field(default_factory=Arm)
+    without: Arm = field(default_factory=Arm)
+    switches: int = 0
+
+    def corrects(self, step: int) -> bool:
+        """Whether a request's step of this number, counted from 0, is to be corrected."""
+        is_check = self.check_every and step % self.check_every == self.check_every - 1
+        return self.is_on != bool(is_check)
+
+    def record(self, was_corrected: bool, accepted: int) -> bool:
+        """Add a step's accepted drafts; says whether that switched the memory on or off."""
+        (self.with_memory if was_corrected else self.without).record(accepted)
+        if min(self.with_memory.steps, self.without.steps) < _MIN_STEPS:
+            return False
+        gain = self.with_memory.mean - self.without.mean
+        doubt = _CONFIDENCE * math.sqrt(self.with_memory.error + self.without.error)
+        if not (gain < -doubt if self.is_on else gain > doubt):
+            return False
+        self.is_on = not self.is_on
+        self.switches += 1
+        # What was measured decided; the next decision takes new steps.
+        self.with_memory, self.without = Arm(), Arm()
+        return True
+
+    def to_dict(self) -> dict[str, Any]:
+        """State and figures, as JSON types."""
+        return {
+            "is_on": self.is_on,
+            "accepted_per_step_with": self.with_memory.mean,
+            "accepted_per_step_without": self.without.mean,
+            "steps_with": round(self.with_memory.steps),
+            "steps_without": round(self.without.steps),
+            "switches": self.switches,
+        }

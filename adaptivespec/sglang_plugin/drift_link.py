@@ -1,0 +1,296 @@
+"""Joins the DRIFT memory to SGLang: correct the draft's logits, record its states, teach what verification reveals.
+
+One forward hook on the draft's logits processor sees every draft logit there is: of prefill, of the draft steps and of
+draft-extend, eagerly and while a graph is captured. What it reads lies in buffers that stay.
+"""
+
+import hashlib
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adaptivespec.config import DriftConfig
+from adaptivespec.drift_benefit import Benefit
+from adaptivespec.sglang_plugin.request_rows import has_penalties, options_of
+from adaptivespec.shapes import TreeShape
+from drift.memory import NO_BANK, DriftMemory
+from drift.storage import load_bank, save_bank
+from drift.tenants import Tenants
+
+logger = logging.getLogger(__name__)
+_DEFAULT_TENANT = ""
+
+
+class DriftLink:
+    """The memory of one worker.
+
+    Args:
+        draft_worker: whose logits are corrected; its model is loaded, no graph is captured yet.
+        shapes: every shape that may run.
+        max_requests: largest batch.
+        config: what the memory may do.
+        draft_folder: a bank file belongs to these weights.
+
+    Attributes:
+        memory, tenants: see `drift`.
+        is_frozen: nothing is learnt while this is set.
+    """
+
+    def __init__(
+        self,
+        draft_worker: Any,
+        shapes: tuple[TreeShape, ...],
+        max_requests: int,
+        config: DriftConfig,
+        draft_folder: str,
+    ) -> None:
+        self._draft = draft_worker
+        self._model = draft_worker.draft_runner.model
+        self._config = config
+        self._fingerprint = fingerprint(Path(draft_folder)) if config.file else ""
+        self.is_frozen = not config.learn
+        self.tenants = Tenants(config.num_banks)
+        self._benefits: dict[str, Benefit] = {}
+        hidden_size = self._model.config.hidden_size
+        head, device = self._model.lm_head.weight, draft_worker.device
+        self.memory = DriftMemory(config.params, hidden_size, self._model.logits_processor.vocab_size, device)
+        # Hidden states of the tree: the root's, then those of each draft step, `topk` a step; and where each node's is.
+        num_states = max(1 + max(shape.num_steps - 1, 0) * shape.topk for shape in shapes)
+        num_nodes = max(shape.num_draft_tokens for shape in shapes)
+        self._states = torch.zeros(max_requests, num_states, hidden_size, dtype=head.dtype, device=device)
+        self._state_of_node = torch.zeros(max_requests, num_nodes, dtype=torch.int64, device=device)
+        self._correcting = torch.full((max_requests,), NO_BANK, device=device)
+        self._teaching = torch.full((max_requests,), NO_BANK, device=device)
+        self._written: dict[str, list[int]] = {}
+        self._banks: list[int] = []
+        self._requests: list[Any] = []
+        self._next_state = 0
+        if config.file is not None and Path(config.file).exists():
+            load_bank(Path(config.file), self.memory, self.tenants, self._fingerprint)
+        self._model.logits_processor.register_forward_hook(self._on_logits, with_kwargs=True)
+
+    # -- around a step, in this order
+
+    def begin(self, requests: list[Any]) -> None:
+        """Say whose rows come next. Host sync: none."""
+        self._requests = requests
+        names = [tenant_of(request) for request in requests]
+        wanted = [options_of(request).drift and options_of(request).enabled for request in requests]
+        banks, emptied = self.tenants.assign([name for name, is_wanted in zip(names, wanted, strict=True) if is_wanted])
+        for bank in emptied:
+            self.memory.reset(bank)
+        places = iter(banks)
+        self._banks = [next(places) if is_wanted else NO_BANK for is_wanted in wanted]
+        self._write("_correcting", self._corrected_banks())
+        teaching = [bank if teaches(request) else NO_BANK for request, bank in zip(requests, self._banks, strict=True)]
+        self._write("_teaching", teaching)
+
+    def draft(self, draft_forward: Any, forward_batch: Any) -> Any:
+        """Run the draft steps, and record the state that each node's children are drafted from. Graph-safe: yes."""
+        batch_size = forward_batch.batch_size
+        self._states[:batch_size, 0] = forward_batch.spec_info.hidden_states
+        self._next_state = 1
+        result = draft_forward(forward_batch)
+        parents, nodes = result[:2]
+        states = states_of_nodes(parents, nodes)
+        self._state_of_node[:batch_size, : states.shape[1]] = states
+        return result
+
+    def learn(self, accepted: Tensor, logits: Tensor) -> None:
+        """Teach the memory the target's logits along the accepted path. Host sync: none on CUDA.
+
+        Args:
+            accepted: ``[B, depth]`` nodes of the path, root first, counted through the batch; -1 for none.
+            logits: ``[B * num_draft_tokens, V]`` the target's.
+        """
+        num_steps = self._draft.speculative_num_steps
+        if self.is_frozen or num_steps == 0:
+            return
+        batch_size = accepted.shape[0]
+        first = torch.arange(batch_size, device=accepted.device) * self._draft.speculative_num_draft_tokens
+        accepted = accepted[:, :num_steps].long()
+        node = (accepted - first.unsqueeze(1)).clamp(min=0)
+        state = self._state_of_node[:batch_size].gather(1, node)
+        teaches_here = (accepted >= 0) & (state >= 0)
+        banks = self._teaching[:batch_size].unsqueeze(1).where(teaches_here, NO_BANK).flatten()
+        hidden = self._states[:batch_size].gather(
+            1, state.clamp(min=0).unsqueeze(2).expand(-1, -1, self._states.shape[2])
+        )
+        hidden, rows = hidden.flatten(0, 1), accepted.clamp(min=0).flatten()
+        if not banks.is_cuda:  # reading it costs nothing there, and most rows teach nothing
+            taught = (banks != NO_BANK).nonzero().flatten()
+            banks, hidden, rows = banks[taught], hidden[taught], rows[taught]
+            if not len(taught):
+                return
+        target = logits[rows]
+        if self._draft.hot_token_id is not None:
+            target = target[:, self._draft.hot_token_id]
+        self.memory.learn(hidden, self._uncorrected(hidden), target, banks)
+
+    def begin_extend(self) -> None:
+        """Decide which requests' next trees are corrected; draft-extend makes their roots. Host sync: none."""
+        for request, bank in zip(self._requests, self._banks, strict=True):
+            state = drift_state(request)
+            state.step += 1
+            state.is_corrected = bank != NO_BANK and self._benefit(tenant_of(request)).corrects(state.step)
+        self._write("_correcting", self._corrected_banks())
+
+    # -- what the host hears of a step
+
+    def record(self, request: Any, was_corrected: bool, accepted: int) -> None:
+        """Add a step's accepted drafts to what is known of its tenant's memory."""
+        options = options_of(request)
+        if not (options.drift and options.enabled):
+            return
+        name = tenant_of(request)
+        benefit = self._benefit(name)
+        if benefit.record(was_corrected, accepted):
+            logger.warning(
+                "ADAPTIVE: the memory of tenant %r is switched %s: acceptance is surely %s with it",
+                name,
+                "on" if benefit.is_on else "off",
+                "higher" if benefit.is_on else "lower",
+            )
+
+    def corrected_rows(self) -> list[bool]:
+        """Which requests' trees of the step under way are corrected."""
+        return [drift_state(request).is_corrected for request in self._requests]
+
+    def reset(self) -> None:
+        """Forget everything. Host sync: none."""
+        self.memory.reset()
+        self._benefits.clear()
+
+    def save(self) -> None:
+        """Write the bank file. Host sync: yes."""
+        assert self._config.file is not None
+        save_bank(Path(self._config.file), self.memory, self.tenants, self._fingerprint)
+
+    def report(self) -> dict[str, Any]:
+        """What `/server_info` shows. Host sync: yes."""
+        counters = self.memory.counters.tolist()
+        occupancy = self.memory.occupancy()
+        return {
+            "bytes": self.memory.num_bytes + self._states.nbytes,
+            "is_frozen": self.is_frozen,
+            "tenants": {
+                name: dict(zip(DriftMemory.COUNTERS, counters[bank], strict=True))
+                | {"slots": occupancy[bank]}
+                | self._benefit(name).to_dict()
+                for name, bank in self.tenants.banks.items()
+            },
+        }
+
+    # -- inside
+
+    def _benefit(self, name: str) -> Benefit:
+        if name not in self._benefits:
+            self._benefits[name] = Benefit(self._config.check_every)
+        return self._benefits[name]
+
+    def _corrected_banks(self) -> list[int]:
+        return [
+            bank if drift_state(request).is_corrected else NO_BANK
+            for request, bank in zip(self._requests, self._banks, strict=True)
+        ]
+
+    def _write(self, name: str, values: list[int]) -> None:
+        if self._written.get(name) == values:
+            return
+        self._written[name] = list(values)
+        buffer = getattr(self, name)
+        tensor = torch.tensor(values, dtype=torch.int64)
+        if buffer.is_cuda:
+            tensor = tensor.pin_memory()
+        buffer[: len(values)].copy_(tensor, non_blocking=True)
+
+    def _uncorrected(self, hidden: Tensor) -> Tensor:
+        if not getattr(self._model.model, "norm_output", False):
+            hidden = self._model.model.norm(hidden)
+        logits: Tensor = self._model.logits_processor._compute_lm_head(hidden, self._model.lm_head)
+        return logits
+
+    def _on_logits(self, module: Any, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+        logits, hidden = output.next_token_logits, output.hidden_states
+        if logits is None or hidden is None or not logits.shape[0]:
+            return
+        forward_batch = args[3]
+        batch_size = forward_batch.batch_size
+        banks = self._correcting[:batch_size]
+        mode = forward_batch.forward_mode
+        if mode.is_draft_extend_v2() and logits.shape[0] != batch_size:
+            # Without a graph there is a row for every node, of which one a request goes on.
+            width = logits.shape[0] // batch_size
+            rows = torch.arange(batch_size, device=logits.device) * width
+            rows = rows + forward_batch.spec_info.num_accept_tokens.long() - 1
+            chosen = logits[rows]
+            self.memory.apply(hidden[rows], chosen, banks)
+            logits[rows] = chosen
+            return
+        if mode.is_decode():
+            width = logits.shape[0] // batch_size
+            states = hidden.view(batch_size, width, -1)
+            self._states[:batch_size, self._next_state : self._next_state + width] = states
+            self._next_state += width
+            banks = banks.repeat_interleave(width)
+        self.memory.apply(hidden, logits, banks)
+
+
+def fingerprint(draft_folder: Path) -> str:
+    """Of the draft's weights."""
+    digest = hashlib.sha256()
+    for file in sorted(draft_folder.glob("*.safetensors")):
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
+
+
+class RequestDrift:
+    """What the memory knows of a request: steps so far, and whether the tree under way is corrected."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.is_corrected = True
+
+
+def drift_state(request: Any) -> RequestDrift:
+    """The request's state, made when it is first asked for."""
+    if not hasattr(request, "adaptive_drift"):
+        request.adaptive_drift = RequestDrift()
+    state: RequestDrift = request.adaptive_drift
+    return state
+
+
+def tenant_of(request: Any) -> str:
+    """Whose memory a request uses: what isolates it in SGLang's prefix cache says so first."""
+    return request.extra_key or options_of(request).tenant or _DEFAULT_TENANT
+
+
+def teaches(request: Any) -> bool:
+    """Whether the target's logits say what it would say of itself: nothing bends them for this request."""
+    return request.grammar is None and not request.sampling_params.logit_bias and not has_penalties(request)
+
+
+def states_of_nodes(parents: Tensor, nodes: Tensor) -> Tensor:
+    """Where the state lies that each node's children were drafted from: 0 for the root, -1 for a node without.
+
+    SGLang gives each candidate a number. A node was expanded where its number stands in the list of parents, and the
+    place there is that of its state. Host sync: none. Graph-safe: yes.
+
+    Args:
+        parents: ``[B, 1 + topk * (num_steps - 1)]`` candidate numbers of the expanded nodes, the root's place first; empty
+            for one step.
+        nodes: ``[B, num_draft_tokens - 1]`` candidate number of each node below the root.
+
+    Returns:
+        ``[B, num_draft_tokens]`` int64.
+    """
+    root = torch.zeros_like(nodes[:, :1], dtype=torch.int64)
+    if parents.shape[1] < 2:
+        return torch.cat((root, torch.full_like(nodes, -1, dtype=torch.int64)), dim=1)
+    is_state = nodes.unsqueeze(2) == parents[:, 1:].unsqueeze(1)
+    place = is_state.to(torch.int8).argmax(dim=2) + 1
+    return torch.cat((root, place.where(is_state.any(dim=2), -1)), dim=1)

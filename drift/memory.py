@@ -1,0 +1,234 @@
+"""The memory: prototypes of draft hidden states, each with what the target said otherwise there.
+
+Source: DRIFT paper, as in the project's design; what it leaves open is marked.
+"""
+
+import torch
+from torch import Tensor
+
+from drift.params import DriftParams
+
+NO_BANK = -1
+"""The bank of a row that is neither corrected nor teaches, and the owner of a free slot."""
+_NOTHING = -2.0  # below every cosine
+
+
+class DriftMemory:
+    """A bounded set of prototypes in which each belongs to one bank, and a row sees those of its own bank only.
+
+    All tensors are allocated here and written in place, so that a captured graph may read them. Nothing reads a device
+    value on the host. The same calls give the same contents on every device of a kind: where several rows want one slot,
+    the first of them wins, and sums run in a fixed order.
+
+    Args:
+        params: sizes and rates.
+        hidden_size: H, of the keys.
+        vocab_size: V, of the draft's logits.
+        device: where the tensors lie.
+
+    Attributes:
+        keys: ``[N, H]`` float32, unit length.
+        token_ids: ``[N, m]`` int64; bias: ``[N, m]`` float32, nats. A pair that says nothing has bias 0.
+        owner: ``[N]`` int64, the bank of each slot, or `NO_BANK`.
+        last_used: ``[N]`` int64, clock of the last correction or lesson.
+        clock: ``[]`` int64, lessons so far.
+        counters: ``[num_banks, 4]`` int64, see `COUNTERS`.
+    """
+
+    COUNTERS = ("lookups", "hits", "allocations", "evictions")
+
+    def __init__(self, params: DriftParams, hidden_size: int, vocab_size: int, device: torch.device | str) -> None:
+        if params.num_tokens > vocab_size:
+            raise ValueError(f"num_tokens: found {params.num_tokens}; expected at most the {vocab_size} draft tokens")
+        self.params = params
+        self.vocab_size = vocab_size
+        # One row more than there are slots: where rows that teach nothing write to.
+        rows = params.num_slots + 1
+        self._rows = {
+            "keys": torch.zeros(rows, hidden_size, device=device),
+            "token_ids": torch.zeros(rows, params.num_tokens, dtype=torch.int64, device=device),
+            "bias": torch.zeros(rows, params.num_tokens, device=device),
+            "owner": torch.full((rows,), NO_BANK, device=device),
+            "last_used": torch.zeros(rows, dtype=torch.int64, device=device),
+        }
+        self.keys, self.token_ids, self.bias, self.owner, self.last_used = (
+            tensor[: params.num_slots] for tensor in self._rows.values()
+        )
+        self.clock = torch.zeros((), dtype=torch.int64, device=device)
+        self.counters = torch.zeros(params.num_banks, len(self.COUNTERS), dtype=torch.int64, device=device)
+
+    def apply(self, hidden: Tensor, logits: Tensor, banks: Tensor) -> None:
+        """Correct draft logits, in place. Host sync: none. Graph-safe: yes.
+
+        The weight of a neighbour falls with its cosine distance as a Gaussian whose standard deviation is the distance
+        at the threshold. (Width: this project.)
+
+        Args:
+            hidden: ``[R, H]``, states that the logits were made from.
+            logits: ``[R, V]`` floating point, contiguous or not.
+            banks: ``[R]`` int64; rows of `NO_BANK` are left as they are.
+        """
+        params = self.params
+        cosine = self._cosine(_unit(hidden), banks)
+        near, slots = cosine.topk(min(params.num_neighbours, params.num_slots), dim=1)
+        is_near = near >= params.threshold
+        weights = torch.exp(-0.5 * ((1 - near) / (1 - params.threshold)).square()).masked_fill(~is_near, 0.0)
+        weights = params.gain * weights / weights.sum(dim=1, keepdim=True).clamp(min=1.0)
+        biases = (weights.unsqueeze(2) * self.bias[slots]).to(logits.dtype)
+        tokens = self.token_ids[slots]
+        for neighbour in range(slots.shape[1]):  # one at a time: the ids of one slot differ, so that no sum has a race
+            logits.scatter_add_(1, tokens[:, neighbour], biases[:, neighbour])
+        self._touch(slots, is_near)
+        self._count("lookups", banks, banks != NO_BANK)
+        self._count("hits", banks, is_near[:, 0])
+
+    @torch.no_grad()
+    def learn(self, hidden: Tensor, draft_logits: Tensor, target_logits: Tensor, banks: Tensor) -> None:
+        """Teach the memory what the target said at some draft states. Host sync: none. Graph-safe: yes.
+
+        A row whose nearest prototype lies within the threshold teaches that one; another row founds a prototype, unless
+        an earlier row of the call does so within the threshold of it.
+
+        Args:
+            hidden: ``[R, H]``.
+            draft_logits: ``[R, V]``, without correction.
+            target_logits: ``[R, V]``, of the draft vocabulary.
+            banks: ``[R]`` int64; rows of `NO_BANK` and rows with values that are not finite teach nothing.
+        """
+        params = self.params
+        key = _unit(hidden)
+        tokens, residual = self._residual(draft_logits.float(), target_logits.float())
+        is_sound = residual.isfinite().all(dim=1) & key.isfinite().all(dim=1)
+        banks = banks.masked_fill(~is_sound, NO_BANK)
+        key = key.nan_to_num(0.0, 0.0, 0.0)
+        residual = residual.nan_to_num(0.0, 0.0, 0.0)
+
+        cosine, slot = self._cosine(key, banks).max(dim=1)
+        is_within = cosine >= params.threshold
+        is_met = _is_first(slot.unsqueeze(1) == slot, is_within)
+        alike = ((key @ key.T) >= params.threshold) & (banks.unsqueeze(1) == banks)
+        is_new = _is_first(alike, (banks != NO_BANK) & ~is_within)
+        self._touch(slot, is_within)
+        new_slot, is_new = self._claim(banks, is_new)
+        # A slot that is both the oldest and met now stays with those who met it.
+        is_new &= ~((new_slot.unsqueeze(1) == slot) & is_met).any(dim=1)
+
+        self._count("allocations", banks, is_new)
+        self._count("evictions", self.owner[new_slot], is_new)
+
+        old_key, old_tokens, old_bias = self.keys[slot], self.token_ids[slot], self.bias[slot]
+        met_tokens, met_bias = _merge(old_tokens, old_bias * (1 - params.rate), tokens, residual * params.rate)
+        met_key = _unit(old_key * (1 - params.rate) + key * params.rate)
+        self._write(
+            torch.where(is_new, new_slot, slot),
+            is_met | is_new,
+            torch.where(is_new.unsqueeze(1), key, met_key),
+            torch.where(is_new.unsqueeze(1), tokens, met_tokens),
+            torch.where(is_new.unsqueeze(1), residual, met_bias),
+            banks,
+        )
+        self.clock += 1
+
+    def reset(self, bank: int | None = None) -> None:
+        """Forget one bank, or all. Host sync: none."""
+        if bank is None:
+            self.owner.fill_(NO_BANK)
+            self.bias.zero_()
+            self.last_used.zero_()
+            return
+        is_own = self.owner == bank
+        self.owner.masked_fill_(is_own, NO_BANK)
+        self.bias.masked_fill_(is_own.unsqueeze(1), 0.0)
+        self.last_used.masked_fill_(is_own, 0)
+        self.counters[bank] = 0
+
+    def occupancy(self) -> list[int]:
+        """Slots of each bank. Host sync: one."""
+        used = self.owner[self.owner != NO_BANK]
+        counts: list[int] = torch.bincount(used, minlength=self.params.num_banks).tolist()
+        return counts
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in (*self._rows.values(), self.clock, self.counters))
+
+    def _cosine(self, key: Tensor, banks: Tensor) -> Tensor:
+        """``[R, N]`` cosine to each prototype of the row's own bank, and less than any cosine to the others."""
+        is_hidden = (self.owner != banks.unsqueeze(1)) | (banks == NO_BANK).unsqueeze(1)
+        return (key @ self.keys.T).nan_to_num(_NOTHING).masked_fill(is_hidden, _NOTHING)
+
+    def _residual(self, draft: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """``[R, m]`` int64 ids of the likeliest tokens of either model, and target minus draft there, in nats."""
+        draft, target = draft.log_softmax(dim=1), target.log_softmax(dim=1)
+        tokens = torch.maximum(draft, target).topk(self.params.num_tokens, dim=1).indices
+        draft = draft.gather(1, tokens).log_softmax(dim=1)
+        target = target.gather(1, tokens).log_softmax(dim=1)
+        clip = self.params.clip
+        return tokens, (target - draft).clamp(-clip, clip)
+
+    def _claim(self, banks: Tensor, is_new: Tensor) -> tuple[Tensor, Tensor]:
+        """A slot for each new row: free ones, then the oldest of banks beyond their share, then its own bank's oldest.
+
+        Returns:
+            ``[R]`` int64 slots, all different where claimed; ``[R]`` bool, which rows got one.
+        """
+        share = self.params.num_slots // self.params.num_banks
+        by_age = torch.argsort(self.last_used, stable=True)
+        age = torch.argsort(by_age)  # place of each slot from the oldest on
+        is_free = self.owner == NO_BANK
+        same_owner = torch.where(is_free, self.params.num_banks, self.owner)
+        by_owner = torch.argsort(same_owner * self.params.num_slots + age)
+        sizes = torch.zeros(self.params.num_banks + 1, dtype=torch.int64, device=age.device)
+        sizes.scatter_add_(0, same_owner, torch.ones_like(same_owner))
+        starts = sizes.cumsum(0) - sizes
+        place = torch.argsort(by_owner) - starts[same_owner]  # from the oldest of its bank on
+        is_pool = is_free | (place < sizes[same_owner] - share)
+        pool = torch.argsort(torch.where(is_free, -1, 0).masked_fill(~is_pool, 1) * self.params.num_slots + age)
+        pool_size = is_pool.sum()
+
+        rank = is_new.cumsum(0) - 1
+        from_pool = is_new & (rank < pool_size)
+        rest = is_new & ~from_pool
+        before = (banks.unsqueeze(1) == banks) & rest & (rank.unsqueeze(1) > rank)
+        own_rank = before.sum(dim=1)
+        bank = banks.clamp(min=0)
+        from_own = rest & (own_rank < sizes[bank])
+        last = self.params.num_slots - 1
+        own_slot = by_owner[(starts[bank] + own_rank).clamp(max=last)]
+        slot = torch.where(from_pool, pool[rank.clamp(0, last)], own_slot)
+        return slot, from_pool | from_own
+
+    def _write(self, slot: Tensor, mask: Tensor, *values: Tensor) -> None:
+        """Set the slots of masked rows, all different, to key, token ids, bias and owner."""
+        slot = torch.where(mask, slot, self.params.num_slots)
+        for tensor, value in zip(self._rows.values(), (*values, (self.clock + 1).expand_as(slot)), strict=True):
+            tensor[slot] = value
+
+    def _touch(self, slots: Tensor, mask: Tensor) -> None:
+        now = torch.where(mask, self.clock, 0).flatten()
+        self.last_used.scatter_reduce_(0, slots.flatten(), now, "amax")
+
+    def _count(self, name: str, banks: Tensor, mask: Tensor) -> None:
+        column = self.counters[:, self.COUNTERS.index(name)]
+        column.scatter_add_(0, banks.clamp(min=0), (mask & (banks != NO_BANK)).to(torch.int64))
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(vectors.float(), dim=-1)
+
+
+def _is_first(alike: Tensor, mask: Tensor) -> Tensor:
+    """Rows of the mask that resemble no earlier row of it. ``alike`` ``[R, R]``, ``mask`` ``[R]``."""
+    earlier = torch.ones_like(alike).tril(diagonal=-1)
+    return mask & ~(alike & earlier & mask).any(dim=1)
+
+
+def _merge(old_tokens: Tensor, old_bias: Tensor, tokens: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """The union of two lists of (token, bias), ``[R, m]`` each, summed where both have one; the m largest are kept."""
+    is_same = old_tokens.unsqueeze(2) == tokens.unsqueeze(1)  # old by new
+    all_bias = torch.cat((old_bias + (is_same * bias.unsqueeze(1)).sum(dim=2), bias), dim=1)
+    # A token of both lists is kept once, so that the ids of a slot stay different.
+    size = torch.cat((all_bias[:, : old_bias.shape[1]].abs(), bias.abs().masked_fill(is_same.any(dim=1), -1.0)), dim=1)
+    kept = size.sort(dim=1, descending=True, stable=True).indices[:, : tokens.shape[1]]
+    return torch.cat((old_tokens, tokens), dim=1).gather(1, kept), all_bias.gather(1, kept)

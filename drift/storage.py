@@ -1,0 +1,103 @@
+"""A memory as a file: safetensors, with what it was made for in the metadata."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from drift.memory import NO_BANK, DriftMemory
+from drift.tenants import Tenants
+
+FORMAT = "drift-1"
+_TENSORS = ("keys", "token_ids", "bias", "owner", "last_used", "clock")
+
+
+class BankFileError(ValueError):
+    """The file cannot be used; the message says what was found, what was expected and how to fix it."""
+
+
+def save_bank(path: Path, memory: DriftMemory, tenants: Tenants, model: str) -> None:
+    """Write the memory, complete or not at all. Host sync: yes.
+
+    Args:
+        model: says whose hidden states and draft vocabulary it is about; a file of another one is refused.
+    """
+    tensors = {name: getattr(memory, name).cpu().contiguous() for name in _TENSORS}
+    metadata = {
+        "format": FORMAT,
+        "model": model,
+        "sizes": json.dumps(_sizes(memory)),
+        "tenants": json.dumps(tenants.banks),
+    }
+    part = path.with_name(path.name + ".part")
+    save_file(tensors, part, metadata=metadata)
+    part.replace(path)
+
+
+def load_bank(path: Path, memory: DriftMemory, tenants: Tenants, model: str) -> None:
+    """Replace the contents of the memory by those of a file; leaves both as they were where it is refused.
+
+    Raises:
+        BankFileError: the file is no such file, or belongs to another model, size or version, or holds impossible values.
+    """
+    try:
+        with safe_open(path, framework="pt") as stream:
+            metadata = stream.metadata() or {}
+            tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise _error(path, str(error), "a file written by DRIFT") from error
+    expected = {"format": FORMAT, "model": model, "sizes": json.dumps(_sizes(memory))}
+    for key, value in expected.items():
+        if metadata.get(key) != value:
+            raise _error(path, f"{key} {metadata.get(key)!r}", repr(value))
+    banks = _parse_tenants(path, metadata.get("tenants", ""), memory.params.num_banks)
+    for name in _TENSORS:
+        own, read = getattr(memory, name), tensors.get(name)
+        if read is None or read.shape != own.shape or read.dtype != own.dtype:
+            found = "none" if read is None else f"{read.dtype} {list(read.shape)}"
+            raise _error(path, f"tensor {name}: {found}", f"{own.dtype} {list(own.shape)}")
+    _check_values(path, tensors, memory)
+    for name in _TENSORS:
+        getattr(memory, name).copy_(tensors[name])
+    tenants.restore(banks)
+
+
+def _sizes(memory: DriftMemory) -> dict[str, int]:
+    params = asdict(memory.params)
+    sizes = {name: params[name] for name in ("num_slots", "num_tokens", "num_banks")}
+    return sizes | {"hidden_size": memory.keys.shape[1], "vocab_size": memory.vocab_size}
+
+
+def _parse_tenants(path: Path, text: str, num_banks: int) -> dict[str, int]:
+    try:
+        banks = json.loads(text)
+    except ValueError:
+        banks = None
+    if not isinstance(banks, dict) or sorted(map(repr, banks.values())) != sorted(map(repr, range(len(banks)))):
+        raise _error(path, f"tenants {text[:80]!r}", "an object of names and their banks, counted from 0")
+    if len(banks) > num_banks:
+        raise _error(path, f"{len(banks)} tenants", f"at most {num_banks}")
+    return banks
+
+
+def _check_values(path: Path, tensors: dict[str, torch.Tensor], memory: DriftMemory) -> None:
+    clock = tensors["clock"]
+    bounds = {
+        "token_ids": (0, memory.vocab_size - 1),
+        "owner": (NO_BANK, memory.params.num_banks - 1),
+        "last_used": (0, int(clock)),
+        "clock": (0, 2**62),
+        "bias": (-1e4, 1e4),
+        "keys": (-1.01, 1.01),
+    }
+    for name, (low, high) in bounds.items():
+        values = tensors[name]
+        if not bool(((values >= low) & (values <= high)).all()):
+            raise _error(path, f"{name} outside {low} to {high}", "values that DRIFT writes")
+
+
+def _error(path: Path, found: str, expected: str) -> BankFileError:
+    return BankFileError(f"{path}: found {found}; expected {expected}; to fix: delete the file or name another")

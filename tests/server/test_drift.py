@@ -1,0 +1,140 @@
+"""The memory on a live server: it learns, it is isolated by tenant, and it never changes a strict answer."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drift.memory import DriftMemory
+from drift.params import DriftParams
+from drift.storage import load_bank
+from drift.tenants import Tenants
+from tests.server.client import FULL_LENGTH, Answer, Client, Reference, assert_parity
+
+NUM_TOKENS = 48
+TREE = [5, 2, 6]
+LEARN, FREEZE, RESET, SAVE = range(4)
+
+
+def options(**values: Any) -> dict[str, Any]:
+    return {"custom_params": {"adaptive": values}}
+
+
+def ask(ada: Client, prompts: list[list[int]], **values: Any) -> list[Answer]:
+    """One after the other, so that nothing depends on which requests meet in a batch."""
+    return [ada.generate(ids, **FULL_LENGTH, max_new_tokens=NUM_TOKENS, **options(**values)) for ids in prompts]
+
+
+def accepted(answers: list[Answer]) -> list[int]:
+    return [answer.meta["spec_num_correct_drafts"] for answer in answers]
+
+
+def tenant(ada: Client, name: str) -> dict[str, Any]:
+    return ada.adaptive_info()["drift"]["tenants"][name]
+
+
+@pytest.fixture
+def fresh(ada: Client):
+    """A server whose memory is empty, before and after."""
+    ada.set_state("adaptive_drift", RESET)
+    with ada.pinned(TREE):
+        yield ada
+    ada.set_state("adaptive_drift", LEARN)
+    ada.set_state("adaptive_drift", RESET)
+
+
+def test_what_was_said_before_is_drafted_better(fresh: Client, reference: Reference, prompts):
+    """Also with a tenant's memory full of it: the answers are plain decoding's."""
+    some = prompts[:3]
+    first = ask(fresh, some, tenant="again")
+    second = ask(fresh, some, tenant="again")
+    assert sum(accepted(second)) >= 1.1 * sum(accepted(first))
+    assert_parity(reference.answers(some, NUM_TOKENS), first)
+    assert_parity(reference.answers(some, NUM_TOKENS), second)
+    seen = tenant(fresh, "again")
+    assert 0 < seen["hits"] <= seen["lookups"]
+    assert seen["slots"] == seen["allocations"] > 0
+    assert seen["steps_with"] > seen["steps_without"] > 0
+
+
+def test_another_tenant_is_served_as_by_an_empty_memory(fresh: Client, prompts):
+    alone = ask(fresh, prompts[:2], tenant="alone")
+    ask(fresh, prompts[:3], tenant="busy")
+    beside = ask(fresh, prompts[:2], tenant="beside")
+    assert [answer.ids for answer in alone] == [answer.ids for answer in beside]
+    assert [answer.meta["spec_correct_drafts_histogram"] for answer in alone] == [
+        answer.meta["spec_correct_drafts_histogram"] for answer in beside
+    ]
+
+
+def test_the_prefix_caches_key_is_the_tenant(fresh: Client, prompts):
+    fresh.generate(prompts[0], request={"extra_key": "salt"}, max_new_tokens=8, **options(tenant="other"))
+    assert tenant(fresh, "salt")["lookups"] > 0
+    assert "other" not in fresh.adaptive_info()["drift"]["tenants"]
+
+
+def test_a_request_may_do_without(fresh: Client, prompts):
+    ask(fresh, prompts[:1], tenant="used")
+    before = tenant(fresh, "used")
+    ask(fresh, prompts[:1], tenant="used", drift=False)
+    ask(fresh, prompts[:1], tenant="used", enabled=False)
+    assert tenant(fresh, "used") == before
+
+
+def test_bent_targets_do_not_teach(fresh: Client, prompts):
+    for sampling in ({"frequency_penalty": 0.5}, {"logit_bias": {"5": 1.0}}, {"json_schema": '{"type": "object"}'}):
+        fresh.generate(prompts[0], max_new_tokens=16, **sampling, **options(tenant="bent"))
+    assert (tenant(fresh, "bent")["allocations"], tenant(fresh, "bent")["lookups"] > 0) == (0, True)
+
+
+def test_a_frozen_memory_stays_and_a_flush_empties_it(fresh: Client, prompts):
+    ask(fresh, prompts[:1], tenant="ice")
+    fresh.set_state("adaptive_drift", FREEZE)
+    before = tenant(fresh, "ice")
+    ask(fresh, prompts[1:2], tenant="ice")
+    assert tenant(fresh, "ice")["allocations"] == before["allocations"]
+    assert tenant(fresh, "ice")["lookups"] > before["lookups"]
+    assert fresh.adaptive_info()["drift"]["is_frozen"]
+    assert fresh.post("/flush_cache", {}).ok
+    assert tenant(fresh, "ice")["slots"] == 0
+
+
+def test_an_operator_may_keep_the_memory(fresh: Client, prompts):
+    ask(fresh, prompts[:1], tenant="kept")
+    fresh.set_state("adaptive_drift", SAVE)
+    drift = fresh.adaptive_info()["config"]["drift"]
+    params = DriftParams(num_slots=drift["num_slots"], num_banks=drift["num_banks"])
+    memory, tenants = DriftMemory(params, 576, 8192, "cpu"), Tenants(params.num_banks)
+    file = Path(drift["file"])
+    load_bank(file, memory, tenants, _model_of(file))
+    assert memory.occupancy()[tenants.banks["kept"]] == tenant(fresh, "kept")["slots"] > 0
+
+
+def _model_of(file: Path) -> str:
+    from safetensors import safe_open
+
+    with safe_open(file, framework="pt") as stream:
+        model = stream.metadata()["model"]
+    assert len(model) == 64
+    return model
+
+
+def test_settings_that_are_not_there_are_refused(ada: Client):
+    for value in (-1, 4, 0.5):
+        assert ada.post("/set_internal_state", {"server_args": {"adaptive_drift": value}}).json() == [False]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"tenant": 3}, "custom_params.adaptive.tenant: found 3; expected a text"),
+        ({"tenant": ""}, "custom_params.adaptive.tenant: found ''; expected a text"),
+        ({"drift": 1}, "custom_params.adaptive.drift: found 1; expected true or false"),
+    ],
+)
+def test_bad_options_are_answered_with_a_400(ada: Client, prompts, values, message):
+    response = ada.post(
+        "/generate", {"input_ids": prompts[0], "sampling_params": {"max_new_tokens": 1, **options(**values)}}
+    )
+    assert response.status_code == 400
+    assert message in response.text

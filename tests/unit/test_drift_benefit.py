@@ -1,0 +1,57 @@
+"""The memory is switched off where it costs acceptance, on again where it pays, and left alone where nothing is sure."""
+
+import random
+
+import pytest
+
+from adaptivespec.drift_benefit import Benefit
+
+
+def run(benefit: Benefit, steps: int, with_memory: float, without: float, seed: int = 0) -> list[int]:
+    """Steps at which it switched, where a draft is accepted with these probabilities (three a step)."""
+    rng, switched = random.Random(seed), []
+    for step in range(steps):
+        corrected = benefit.corrects(step)
+        accepted = sum(rng.random() < (with_memory if corrected else without) for _ in range(3))
+        if benefit.record(corrected, accepted):
+            switched.append(step)
+    return switched
+
+
+def test_every_so_manyth_step_runs_the_other_way() -> None:
+    benefit = Benefit(check_every=4)
+    assert [benefit.corrects(step) for step in range(8)] == [True, True, True, False] * 2
+    benefit.is_on = False
+    assert [benefit.corrects(step) for step in range(8)] == [False, False, False, True] * 2
+
+
+def test_zero_never_checks() -> None:
+    assert all(Benefit(check_every=0).corrects(step) for step in range(100))
+
+
+def test_a_harmful_memory_is_switched_off_and_a_good_one_on_again() -> None:
+    benefit = Benefit(check_every=4)
+    assert run(benefit, 2000, with_memory=0.1, without=0.5)
+    assert not benefit.is_on
+    assert run(benefit, 2000, with_memory=0.6, without=0.3, seed=1)
+    assert benefit.is_on
+    assert benefit.switches == 2
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_good_memory_stays_on(seed: int) -> None:
+    assert run(Benefit(check_every=8), 5000, with_memory=0.5, without=0.4, seed=seed) == []
+
+
+def test_a_few_steps_decide_nothing() -> None:
+    assert run(Benefit(check_every=2), 60, with_memory=0.0, without=1.0) == []
+
+
+def test_figures_are_those_of_the_steps() -> None:
+    benefit = Benefit(check_every=2)
+    for step in range(10):
+        benefit.record(benefit.corrects(step), 2 if benefit.corrects(step) else 1)
+    figures = benefit.to_dict()
+    assert figures["accepted_per_step_with"] == pytest.approx(2.0)
+    assert figures["accepted_per_step_without"] == pytest.approx(1.0)
+    assert (figures["is_on"], figures["steps_with"], figures["steps_without"], figures["switches"]) == (True, 5, 5, 0)
