@@ -3,7 +3,7 @@
 JSON layout, every key optional:
 
     {"policy": "dcs",
-     "shape": {"range": "default", "start": null, "extra": []},
+     "shape": {"range": null, "start": null, "extra": []},
      "dcs": {"divisor": 0.5, "alpha": 0.3, "initial_rar": 0.5, "breaker_steps": 5},
      "margin": {"kappa": null, "sampled": false, "max_promotions": 1, "top_k_guard": 0},
      "fly": {"top": 3, "min_entropy": 0.3, "window": 6},
@@ -14,7 +14,7 @@ JSON layout, every key optional:
 """
 
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -33,7 +33,7 @@ from adaptivespec.config_checks import (
 from adaptivespec.errors import ConfigError
 from adaptivespec.policy import POLICY_NAMES, make_policy
 from adaptivespec.section import Section
-from adaptivespec.shapes import PRESETS, ShapeRange, TreeShape
+from adaptivespec.shapes import ShapeRange, TreeShape, default_range
 from adaptivespec.verify.rules import VERIFIER_NAMES
 from drift.params import DriftParams
 
@@ -43,9 +43,10 @@ class ShapeConfig(Section):
     """Which tree shapes may be used.
 
     Args:
-        range: the shapes that `dcs` and `cycle` move between. JSON: "paper" (the published range), "default" (today
-            the same), or {"low": [num_steps, topk, num_draft_tokens], "high": [...]}, num_draft_tokens counting
-            the root. Wider: more runtime states, more graph memory, more room to adapt. Source: AdaptiveSpec paper.
+        range: the shapes that `dcs` and `cycle` move between. JSON: "paper" (the published range), "short" (chains of
+            one to three drafts), or {"low": [num_steps, topk, num_draft_tokens], "high": [...]}, num_draft_tokens
+            counting the root. null: "short" on a CPU, "paper" on an accelerator. Wider: more runtime states, more graph
+            memory, more room to adapt. Source: AdaptiveSpec paper.
         start: the shape used before any request has a signal, and always by `static`. null: that of SGLang's three
             shape flags where they are given, else the low end of the range. Source: this project.
         extra: further shapes to keep runtime states for, [[num_steps, topk, num_draft_tokens], ...]; no policy chooses
@@ -53,9 +54,15 @@ class ShapeConfig(Section):
     """
 
     SECTION: ClassVar[str] = "shape"
-    range: ShapeRange = field(default=PRESETS["default"], metadata={"check": shape_range})
+    range: ShapeRange | None = field(default=None, metadata={"check": optional(shape_range)})
     start: TreeShape | None = field(default=None, metadata={"check": optional(TreeShape.parse)})
     extra: tuple[TreeShape, ...] = field(default=(), metadata={"check": shape_list})
+
+    @property
+    def known_range(self) -> ShapeRange:
+        """The range, of a config that has been told its device."""
+        assert self.range is not None, "AdaptiveConfig.on comes first"
+        return self.range
 
 
 @dataclass(frozen=True)
@@ -231,6 +238,10 @@ class AdaptiveConfig(Section):
         """Least ratio at which a token may stand in for the target's own at start: None strict, 0 any ratio."""
         return self.margin.kappa or 0.0 if self.verifier == "fly" else self.margin.kappa
 
+    def on(self, device: str) -> Self:
+        """The same with what depends on the device filled in. ``device``: as SGLang names it."""
+        return replace(self, shape=replace(self.shape, range=self.shape.range or default_range(device)))
+
     @classmethod
     def from_json_file(cls, path: str | Path | None) -> Self:
         """The config in a JSON file, UTF-8; None gives the defaults.
@@ -274,7 +285,7 @@ def resolve_start(config: AdaptiveConfig, flags: TreeShape | None) -> TreeShape:
             fix="remove shape.start, or --speculative-num-steps, --speculative-eagle-topk and "
             "--speculative-num-draft-tokens",
         )
-    return start or flags or config.shape.range.low
+    return start or flags or config.shape.known_range.low
 
 
 def selectable_shapes(config: AdaptiveConfig, start: TreeShape) -> tuple[TreeShape, ...]:

@@ -74,7 +74,7 @@ def _device() -> Finding:
         torch = importlib.import_module("torch")
     except ImportError:
         return Finding("device", "torch does not import", False)
-    if torch.cuda.is_available() and torch.version.hip is None:
+    if _has_cuda():
         return Finding("device", f"{torch.cuda.get_device_name()}: states with captured CUDA graphs", True)
     if torch.accelerator.is_available():
         return Finding(
@@ -102,6 +102,11 @@ def _environment() -> list[Finding]:
     return findings
 
 
+def _has_cuda() -> bool:
+    torch = importlib.import_module("torch")
+    return bool(torch.cuda.is_available() and torch.version.hip is None)
+
+
 def _attempt(subject: str, look: Callable[[], str]) -> Finding:
     try:
         return Finding(subject, look(), True)
@@ -110,7 +115,7 @@ def _attempt(subject: str, look: Callable[[], str]) -> Finding:
 
 
 def _config(path: str | None) -> str:
-    config = AdaptiveConfig.from_json_file(path)
+    config = AdaptiveConfig.from_json_file(path).on("cuda" if _has_cuda() else "cpu")
     shapes = selectable_shapes(config, resolve_start(config, None))
     return f"{path or 'defaults'}: policy {config.policy}, shapes {' '.join(map(str, shapes))}"
 

@@ -156,7 +156,7 @@ def _parse_args() -> Any:
     add_arguments(parser)
     parser.add_argument("--shapes", default=STATIC_SHAPES, help=f"static shapes to pin; default: {STATIC_SHAPES}")
     parser.add_argument(
-        "--range", type=_range, default="default", help="shape.range: a name, or LOW:HIGH as 3-1-4:5-4-8"
+        "--range", type=_range, help="shape.range: a name, or LOW:HIGH as 3-1-4:5-4-8; default: the package's"
     )
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--out", type=Path, default=Path("out/compare_shapes.json"))

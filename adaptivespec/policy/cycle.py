@@ -21,7 +21,7 @@ class CyclePolicy(ShapePolicy):
 
     def __init__(self, config: "AdaptiveConfig", start_shape: TreeShape) -> None:
         super().__init__()
-        self.shapes = tuple(dict.fromkeys((*config.shape.range.reachable(), start_shape)))
+        self.shapes = tuple(dict.fromkeys((*config.shape.known_range.reachable(), start_shape)))
         self._walk = cycle(self.shapes)
 
     def choose(self, request_ids: Sequence[Hashable]) -> TreeShape:

@@ -38,7 +38,7 @@ class DcsPolicy(ShapePolicy):
 
     def __init__(self, config: "AdaptiveConfig", start_shape: TreeShape) -> None:
         super().__init__()
-        self._range = config.shape.range
+        self._range = config.shape.known_range
         self._config = config.dcs
         self._start_shape = start_shape
         self._states: dict[Hashable, _RequestState] = {}

@@ -33,17 +33,18 @@ class Settings:
     envelope: TreeShape
 
 
-def effective_settings(config_path: str | None, raw_flags: Any) -> Settings:
+def effective_settings(config_path: str | None, raw_flags: Any, device: str) -> Settings:
     """The settings that a config file and the user's three shape flags give.
 
     Args:
         config_path: ``--speculative-adaptive-config``, or None.
         raw_flags: SGLang's raw server arguments, whose shape fields still are what the user wrote.
+        device: that SGLang runs on.
 
     Raises:
         ConfigError: a bad config file, or shape flags that are partial, illegal or contradict the config.
     """
-    config = AdaptiveConfig.from_json_file(config_path)
+    config = AdaptiveConfig.from_json_file(config_path).on(device)
     start = resolve_start(config, _flags_shape(raw_flags))
     shapes = selectable_shapes(config, start)
     return Settings(config, start, shapes, envelope(shapes))
@@ -66,7 +67,7 @@ def _declare_envelope(server_args: Any, previous: Any) -> None:
     contract.check()
     refusals.check_environment()
     refusals.check_device(view.device)
-    settings = effective_settings(view.speculative_adaptive_config, server_args)
+    settings = effective_settings(view.speculative_adaptive_config, server_args, view.device)
     declared = dict(zip(_SHAPE_FLAGS, settings.envelope.to_list(), strict=True))
     _declare(server_args, **declared)
     logger.info(

@@ -35,7 +35,7 @@ class AdaptiveWorker(EAGLEWorkerV2):
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
         contract.check(contract.WORKER)
         super().__init__(server_args, gpu_id, nccl_port, target_worker)
-        settings = effective_settings(get_spec().speculative_adaptive_config, server_args)
+        settings = effective_settings(get_spec().speculative_adaptive_config, server_args, self.device)
         self.config = settings.config
         self.start_shape = settings.start
         self.shapes = settings.shapes

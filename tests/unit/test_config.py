@@ -36,7 +36,7 @@ plausible = st.fixed_dictionaries(
         "shape": st.fixed_dictionaries(
             {},
             optional={
-                "range": st.sampled_from(["paper", "default", "x"])
+                "range": st.sampled_from(["paper", "short", "x"])
                 | st.fixed_dictionaries({}, optional={"low": triplets, "high": triplets})
                 | json_values,
                 "start": triplets | json_values,
@@ -81,7 +81,7 @@ def test_defaults_need_no_file():
     assert config.to_dict() == {
         "policy": "dcs",
         "shape": {
-            "range": {"low": PRESETS["default"].low.to_list(), "high": PRESETS["default"].high.to_list()},
+            "range": None,
             "start": None,
             "extra": [],
         },
@@ -213,8 +213,7 @@ def test_ranges_can_be_named(name):
         ({"shape": {"start": [5, 4, 5]}}, "shape.start: found (5, 4, 5); expected num_draft_tokens from 6 to 69"),
         ({"shape": {"start": [3, 1, 5]}}, "shape.start: found (3, 1, 5); expected num_draft_tokens = num_steps + 1"),
         ({"shape": {"start": 3}}, "shape.start: found 3"),
-        ({"shape": {"range": "papr"}}, "shape.range: found 'papr'; expected one of paper, default"),
-        ({"shape": {"range": None}}, "shape.range: found None"),
+        ({"shape": {"range": "papr"}}, "shape.range: found 'papr'; expected one of paper, short"),
         ({"shape": {"range": [[3, 4, 4], [7, 1, 8]]}}, "shape.range: found [[3, 4, 4], [7, 1, 8]]"),
         ({"shape": {"range": {"low": [3, 4, 4]}}}, "shape.range: found {'low': [3, 4, 4]}"),
         ({"shape": {"range": {"low": [3, 4, 4], "hihg": [7, 1, 8]}}}, "shape.range.hihg: found an unknown key"),
@@ -290,14 +289,15 @@ def test_any_json_is_a_config_or_a_config_error(data):
     assert AdaptiveConfig.from_dict(json.loads(json.dumps(config.to_dict(), allow_nan=False))) == config
     assert 0 < config.dcs.divisor <= 10
     assert 0 <= config.dcs.alpha <= 1
-    start = resolve_start(config, None)
-    assert start in selectable_shapes(config, start)
+    on_device = config.on("cpu")
+    start = resolve_start(on_device, None)
+    assert start in selectable_shapes(on_device, start)
 
 
 def test_the_start_shape_comes_from_config_or_flags_or_the_low_end():
-    silent = AdaptiveConfig()
+    silent = AdaptiveConfig().on("cpu")
     speaking = AdaptiveConfig(shape=ShapeConfig(start=CHAIN))
-    assert resolve_start(silent, None) == silent.shape.range.low
+    assert resolve_start(silent, None) == silent.shape.known_range.low
     assert resolve_start(silent, CHAIN) == CHAIN
     assert resolve_start(speaking, None) == CHAIN
     assert resolve_start(speaking, CHAIN) == CHAIN
@@ -315,6 +315,12 @@ def test_selectable_shapes_are_the_reachable_ones_and_the_start(policy):
 
 def test_static_selects_the_start_shape_only():
     assert selectable_shapes(AdaptiveConfig(policy="static"), CHAIN) == (CHAIN,)
+
+
+def test_a_range_of_ones_own_holds_on_every_device():
+    config = AdaptiveConfig.from_dict({"shape": {"range": "paper"}})
+    assert config.on("cpu") == config == config.on("cuda")
+    assert AdaptiveConfig().on("cpu").shape.range == PRESETS["short"]
 
 
 def test_errors_are_one_line_and_keep_their_parts():

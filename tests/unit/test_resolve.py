@@ -16,7 +16,7 @@ from adaptivespec.shapes import PRESETS, TreeShape, envelope
 from tests.unit.models import write_draft, write_target
 
 SHAPE_FLAGS = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
-DEFAULT_ENVELOPE = envelope(PRESETS["default"].reachable())
+DEFAULT_ENVELOPE = envelope(PRESETS["short"].reachable())
 
 
 class Resolver:
@@ -116,7 +116,7 @@ def test_memory_is_sized_for_the_envelope(resolve):
 
 def test_shape_flags_give_the_start_shape(resolve):
     flags = dict(zip(SHAPE_FLAGS, (5, 4, 20), strict=True))
-    shapes = (*PRESETS["default"].reachable(), TreeShape(5, 4, 20))
+    shapes = (*PRESETS["short"].reachable(), TreeShape(5, 4, 20))
     assert [resolve(**flags)[name] for name in SHAPE_FLAGS] == envelope(shapes).to_list()
     static = resolve(**flags, speculative_adaptive_config=resolve.config({"policy": "static"}))
     assert [static[name] for name in SHAPE_FLAGS] == [5, 4, 20]
@@ -213,7 +213,8 @@ REFUSED = {
 
 @pytest.mark.parametrize(("option", "value"), REFUSED.items(), ids=REFUSED)
 def test_each_refused_option_is_named(resolve, option, value):
-    error = refused(resolve, **{option: value})
+    trees = resolve.config({"shape": {"range": "paper"}})  # larger pages are refused for trees only
+    error = refused(resolve, speculative_adaptive_config=trees, **{option: value})
     assert error.where == "--" + option.replace("_", "-")
     assert error.found == repr(value)
 
@@ -290,7 +291,7 @@ def test_the_command_line_takes_it(resolve):
     resolved = record.resolved_dict()
     assert resolved["speculative_algorithm"] == "ADAPTIVE"
     start = AdaptiveConfig.from_json_file(config).shape.start
-    assert [resolved[name] for name in SHAPE_FLAGS] == envelope((*PRESETS["default"].reachable(), start)).to_list()
+    assert [resolved[name] for name in SHAPE_FLAGS] == envelope((*PRESETS["short"].reachable(), start)).to_list()
 
 
 def test_the_algorithm_answers_like_eagle3(resolve):

@@ -12,6 +12,7 @@ from adaptivespec.shapes import (
     PRESETS,
     ShapeRange,
     TreeShape,
+    default_range,
     envelope,
     preset,
 )
@@ -145,7 +146,12 @@ def test_a_range_cannot_end_without_speculation():
 def test_unknown_preset_lists_the_valid_ones():
     with pytest.raises(ConfigError, match="paper, default"):
         preset("papre")
-    assert preset("default") is PRESETS["default"]
+    assert preset("short") is PRESETS["short"]
+
+
+def test_the_default_range_is_that_of_the_device():
+    assert default_range("cpu") is PRESETS["short"]
+    assert default_range("cuda") is PRESETS["paper"]
 
 
 @pytest.mark.parametrize(
