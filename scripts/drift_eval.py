@@ -2,7 +2,7 @@
 """What the DRIFT memory brings on text that the draft was not trained on: accept length with and without it, offline.
 
 For each set of prompts: the target's greedy answers (made once, kept in the out folder), then decoding with chains of
-`--num-steps` drafts over the answers in their order, replayed exactly (see `adaptivespec.drift_study.chain`), by the draft
+`--num-steps` drafts over the answers in their order, replayed exactly (see `adaptivespec.offline.chain`), by the draft
 alone and with a memory that starts empty. `--skip` separates the prompts that settings are chosen on from those reported.
 Each `--vary NAME=V,V,...` adds runs that differ from the setting in that one value. The last line of the output is one
 JSON object.
@@ -14,60 +14,22 @@ JSON object.
 import argparse
 import json
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from adaptivespec.draft_training.model import Eagle3Draft, load_draft
-from adaptivespec.draft_training.target_states import target_forward
-from adaptivespec.drift_study.chain import Trace, decode, trace_answer
-from adaptivespec.drift_study.statistics import Interval, accept_length, gain
+from adaptivespec.offline.chain import decode
+from adaptivespec.offline.pair import Answer, Pair, answers_file
+from adaptivespec.offline.statistics import Interval, accept_length, gain
 from adaptivespec.prompt_files import add_arguments, chat_text, fill_in_pair
 from drift.memory import DriftMemory
 from drift.params import DriftParams
 
 BASE = "memory"
 WINDOW = 50  # steps that a point of the curves is the mean of
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Token ids of the templated prompt and of the target's greedy answer."""
-
-    prompt_ids: list[int]
-    answer_ids: list[int]
-
-
-class Pair:
-    """Target and draft, in float32."""
-
-    def __init__(self, target: str, draft: str) -> None:
-        self.tokenizer = AutoTokenizer.from_pretrained(target, padding_side="left")
-        self.model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval().requires_grad_(False)
-        self.draft: Eagle3Draft = load_draft(Path(draft)).requires_grad_(False)
-
-    def answer(self, texts: list[str], max_new_tokens: int) -> list[Answer]:
-        """Greedy answers to a batch of templated prompts, end-of-text token left out."""
-        eos = self.model.generation_config.eos_token_id
-        inputs = self.tokenizer(texts, return_tensors="pt", padding=True)
-        out = self.model.generate(**inputs, do_sample=False, max_new_tokens=max_new_tokens, pad_token_id=eos)
-        prompts = [self.tokenizer(text)["input_ids"] for text in texts]
-        answers = out[:, inputs["input_ids"].shape[1] :].tolist()
-        return [
-            Answer(prompt, answer[: answer.index(eos)] if eos in answer else answer)
-            for prompt, answer in zip(prompts, answers, strict=True)
-        ]
-
-    def trace(self, answer: Answer, num_steps: int) -> Trace:
-        """What the draft does on an answer."""
-        ids = answer.prompt_ids + answer.answer_ids
-        states, _ = target_forward(self.model.model, torch.tensor([ids]))
-        embed = self.model.model.embed_tokens.weight
-        return trace_answer(self.draft, embed, ids, states[0], len(answer.prompt_ids), num_steps)
 
 
 def main() -> int:
@@ -78,7 +40,8 @@ def main() -> int:
     curves = {}
     for source in args.prompts:
         texts = [chat_text(pair.tokenizer, row["text"]) for row in source.rows(args.num_prompts, args.skip)]
-        answers = _answers(pair, texts, args, source.name)
+        file = answers_file(args, source.name)
+        answers = pair.answers(texts, args.max_new_tokens, file)
         alone, runs, memories = _replay(pair, answers, settings, args.num_steps, source.name)
         report["sets"][source.name] = _summary(alone, runs, memories)
         curves[source.name] = {"draft alone": alone, BASE: runs[BASE]}
@@ -91,16 +54,6 @@ def main() -> int:
     _print_table(report)
     print(json.dumps(report))
     return 0
-
-
-def _answers(pair: Pair, texts: list[str], args: Any, name: str) -> list[Answer]:
-    file = args.out / f"answers-{name}-{args.skip}-{args.num_prompts}-{args.max_new_tokens}.json"
-    if not file.exists():
-        found = []
-        for start in tqdm(range(0, len(texts), 8), desc=f"{name}: target's answers"):
-            found += pair.answer(texts[start : start + 8], args.max_new_tokens)
-        file.write_text(json.dumps([vars(each) for each in found]))
-    return [Answer(**each) for each in json.loads(file.read_text())]
 
 
 def _replay(

@@ -144,7 +144,7 @@ def test_a_range_cannot_end_without_speculation():
 
 
 def test_unknown_preset_lists_the_valid_ones():
-    with pytest.raises(ConfigError, match="paper, default"):
+    with pytest.raises(ConfigError, match="paper, short"):
         preset("papre")
     assert preset("short") is PRESETS["short"]
 

@@ -68,6 +68,20 @@ def trace_answer(
     return Trace(hidden, draft.lm_head(draft.norm(hidden)), target, answer)
 
 
+def hits(trace: Trace) -> list[int]:
+    """For the chain after each answer token, how many of its S drafts strict verification accepts."""
+    num_steps = trace.hidden.shape[1]
+    wanted = trace.tokens[1:].unfold(0, num_steps, 1)[: trace.num_tokens]
+    counts: list[int] = (trace.draft_logits.argmax(dim=2) == wanted).long().cumprod(1).sum(1).tolist()
+    return counts
+
+
+def confidence(trace: Trace) -> list[float]:
+    """The draft's top-1 probability at the root of the chain after each answer token."""
+    probs: list[float] = trace.draft_logits[:, 0].softmax(dim=1).amax(dim=1).tolist()
+    return probs
+
+
 @torch.inference_mode()
 def decode(trace: Trace, memory: DriftMemory | None = None, bank: int = 0) -> list[int]:
     """Walk through the answer; gives the accepted drafts of each step. The first token comes from the prefill.

@@ -1,1 +1,0 @@
-"""What the DRIFT memory is worth: chains of drafts replayed offline, with and without it."""

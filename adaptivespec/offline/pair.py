@@ -1,0 +1,64 @@
+"""Target and draft without a server: greedy answers, and what the draft does on them."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from adaptivespec.draft_training.model import Eagle3Draft, load_draft
+from adaptivespec.draft_training.target_states import target_forward
+from adaptivespec.offline.chain import Trace, trace_answer
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Token ids of the templated prompt, and of the target's greedy answer without its end-of-text token."""
+
+    prompt_ids: list[int]
+    answer_ids: list[int]
+
+
+class Pair:
+    """Target and draft, in float32."""
+
+    def __init__(self, target: str, draft: str) -> None:
+        self.tokenizer = AutoTokenizer.from_pretrained(target, padding_side="left")
+        self.model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval().requires_grad_(False)
+        self.draft: Eagle3Draft = load_draft(Path(draft)).requires_grad_(False)
+
+    def answers(self, texts: list[str], max_new_tokens: int, file: Path) -> list[Answer]:
+        """The target's greedy answers to templated prompts, made once and kept in a file."""
+        if not file.exists():
+            found = []
+            for start in tqdm(range(0, len(texts), 8), desc=f"{file.stem}: answers"):
+                found += self._answer(texts[start : start + 8], max_new_tokens)
+            file.write_text(json.dumps([vars(each) for each in found]))
+        return [Answer(**each) for each in json.loads(file.read_text())]
+
+    def _answer(self, texts: list[str], max_new_tokens: int) -> list[Answer]:
+        eos = self.model.generation_config.eos_token_id
+        inputs = self.tokenizer(texts, return_tensors="pt", padding=True)
+        out = self.model.generate(**inputs, do_sample=False, max_new_tokens=max_new_tokens, pad_token_id=eos)
+        prompts = [self.tokenizer(text)["input_ids"] for text in texts]
+        answers = out[:, inputs["input_ids"].shape[1] :].tolist()
+        return [
+            Answer(prompt, answer[: answer.index(eos)] if eos in answer else answer)
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+
+    def trace(self, answer: Answer, num_steps: int) -> Trace:
+        """What the draft does on an answer."""
+        ids = answer.prompt_ids + answer.answer_ids
+        states, _ = target_forward(self.model.model, torch.tensor([ids]))
+        embed = self.model.model.embed_tokens.weight
+        return trace_answer(self.draft, embed, ids, states[0], len(answer.prompt_ids), num_steps)
+
+
+def answers_file(args: Any, name: str) -> Path:
+    """Where a script keeps the answers of one set of prompts; its name says which rows and how long."""
+    file: Path = args.out / f"answers-{name}-{args.skip}-{args.num_prompts}-{args.max_new_tokens}.json"
+    return file
