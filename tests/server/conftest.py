@@ -27,7 +27,7 @@ SMALL_POOL = 900
 COMMON = ["--dtype", "float32", "--sleep-on-idle", "--max-total-tokens", "8000"]
 PAPER_RANGE = {"shape": {"range": "paper"}}
 # Fixtures in the order in which their servers run.
-ORDER = ("ada", "dcs", "poison", "eagle3", "cyclic", "random_qwen3", "engine_answers")
+ORDER = ("ada", "dcs", "poison", "eagle3", "remembering", "cyclic", "random_qwen3", "engine_answers")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -113,9 +113,15 @@ def reference(ref: Client) -> Reference:
 
 @pytest.fixture(scope="session")
 def ada(servers: Servers, target: Path, adaptive_args: Callable) -> Client:
-    """ADAPTIVE that changes the shape at every step, through all eight of the published range, with a memory."""
+    """ADAPTIVE that changes the shape at every step, through all eight of the published range."""
+    return servers.get("ada", target, adaptive_args({"policy": "cycle", **PAPER_RANGE}))
+
+
+@pytest.fixture(scope="session")
+def remembering(servers: Servers, target: Path, adaptive_args: Callable) -> Client:
+    """ADAPTIVE with a memory; the same question asked twice is drafted differently."""
     memory = {"enabled": True, "num_slots": 1024, "gain": 1.0, "check_every": 8, "file": str(servers.folder / "bank")}
-    return servers.get("ada", target, adaptive_args({"policy": "cycle", "drift": memory, **PAPER_RANGE}))
+    return servers.get("remembering", target, adaptive_args({"policy": "cycle", "drift": memory, **PAPER_RANGE}))
 
 
 @pytest.fixture(scope="session")
