@@ -20,27 +20,27 @@ def options(**values: Any) -> dict[str, Any]:
     return {"custom_params": {"adaptive": values}}
 
 
-def ask(ada: Client, prompts: list[list[int]], **values: Any) -> list[Answer]:
+def ask(client: Client, prompts: list[list[int]], **values: Any) -> list[Answer]:
     """One after the other, so that nothing depends on which requests meet in a batch."""
-    return [ada.generate(ids, **FULL_LENGTH, max_new_tokens=NUM_TOKENS, **options(**values)) for ids in prompts]
+    return [client.generate(ids, **FULL_LENGTH, max_new_tokens=NUM_TOKENS, **options(**values)) for ids in prompts]
 
 
 def accepted(answers: list[Answer]) -> list[int]:
     return [answer.meta["spec_num_correct_drafts"] for answer in answers]
 
 
-def tenant(ada: Client, name: str) -> dict[str, Any]:
-    return ada.adaptive_info()["drift"]["tenants"][name]
+def tenant(client: Client, name: str) -> dict[str, Any]:
+    return client.adaptive_info()["drift"]["tenants"][name]
 
 
 @pytest.fixture
-def fresh(ada: Client):
+def fresh(remembering: Client):
     """A server whose memory is empty, before and after."""
-    ada.set_state("adaptive_drift", RESET)
-    with ada.pinned(TREE):
-        yield ada
-    ada.set_state("adaptive_drift", LEARN)
-    ada.set_state("adaptive_drift", RESET)
+    remembering.set_state("adaptive_drift", RESET)
+    with remembering.pinned(TREE):
+        yield remembering
+    remembering.set_state("adaptive_drift", LEARN)
+    remembering.set_state("adaptive_drift", RESET)
 
 
 def test_what_was_said_before_is_drafted_better(fresh: Client, reference: Reference, prompts):
@@ -119,9 +119,9 @@ def _model_of(file: Path) -> str:
     return model
 
 
-def test_settings_that_are_not_there_are_refused(ada: Client):
+def test_settings_that_are_not_there_are_refused(remembering: Client):
     for value in (-1, 4, 0.5):
-        assert ada.post("/set_internal_state", {"server_args": {"adaptive_drift": value}}).json() == [False]
+        assert remembering.post("/set_internal_state", {"server_args": {"adaptive_drift": value}}).json() == [False]
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,8 @@ def test_settings_that_are_not_there_are_refused(ada: Client):
         ({"drift": 1}, "custom_params.adaptive.drift: found 1; expected true or false"),
     ],
 )
-def test_bad_options_are_answered_with_a_400(ada: Client, prompts, values, message):
-    response = ada.post(
+def test_bad_options_are_answered_with_a_400(remembering: Client, prompts, values, message):
+    response = remembering.post(
         "/generate", {"input_ids": prompts[0], "sampling_params": {"max_new_tokens": 1, **options(**values)}}
     )
     assert response.status_code == 400
