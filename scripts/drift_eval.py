@@ -22,9 +22,9 @@ import torch
 from tqdm import tqdm
 
 from adaptivespec.offline.chain import decode
-from adaptivespec.offline.pair import Answer, Pair, answers_file
+from adaptivespec.offline.pair import Answer, Pair
 from adaptivespec.offline.statistics import Interval, accept_length, gain
-from adaptivespec.prompt_files import add_arguments, chat_text, fill_in_pair
+from adaptivespec.prompt_files import add_arguments, fill_in_pair
 from drift.memory import DriftMemory
 from drift.params import DriftParams
 
@@ -39,9 +39,7 @@ def main() -> int:
     report: dict[str, Any] = {"setting": vars(args.params), "num_steps": args.num_steps, "sets": {}}
     curves = {}
     for source in args.prompts:
-        texts = [chat_text(pair.tokenizer, row["text"]) for row in source.rows(args.num_prompts, args.skip)]
-        file = answers_file(args, source.name)
-        answers = pair.answers(texts, args.max_new_tokens, file)
+        answers = pair.answers(source, args)
         alone, runs, memories = _replay(pair, answers, settings, args.num_steps, source.name)
         report["sets"][source.name] = _summary(alone, runs, memories)
         curves[source.name] = {"draft alone": alone, BASE: runs[BASE]}

@@ -21,9 +21,9 @@ from tqdm import tqdm
 
 from adaptivespec.config import AdaptiveConfig, resolve_start
 from adaptivespec.offline.chain import confidence, hits
-from adaptivespec.offline.pair import Pair, answers_file
+from adaptivespec.offline.pair import Pair
 from adaptivespec.policy import StepResult, make_policy
-from adaptivespec.prompt_files import add_arguments, chat_text, fill_in_pair
+from adaptivespec.prompt_files import add_arguments, fill_in_pair
 from adaptivespec.shapes import TreeShape
 
 
@@ -77,8 +77,7 @@ def main() -> int:
     pair = Pair(str(args.target), str(args.draft))
     sets = {}
     for source in args.prompts:
-        texts = [chat_text(pair.tokenizer, row["text"]) for row in source.rows(args.num_prompts, args.skip)]
-        answers = pair.answers(texts, args.max_new_tokens, answers_file(args, source.name))
+        answers = pair.answers(source, args)
         traces = (pair.trace(answer, args.num_steps) for answer in tqdm(answers, desc=source.name) if answer.answer_ids)
         sets[source.name] = [Chains(hits(trace), confidence(trace)) for trace in traces]
     report: dict[str, Any] = {"cost": args.cost._asdict(), "rows": {}}

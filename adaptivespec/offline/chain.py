@@ -72,8 +72,13 @@ def hits(trace: Trace) -> list[int]:
     """For the chain after each answer token, how many of its S drafts strict verification accepts."""
     num_steps = trace.hidden.shape[1]
     wanted = trace.tokens[1:].unfold(0, num_steps, 1)[: trace.num_tokens]
-    counts: list[int] = (trace.draft_logits.argmax(dim=2) == wanted).long().cumprod(1).sum(1).tolist()
+    counts: list[int] = _num_hits(trace.draft_logits, wanted).tolist()
     return counts
+
+
+def _num_hits(logits: Tensor, wanted: Tensor) -> Tensor:
+    """Drafts before the first miss: ``[..., S, V]`` logits, ``[..., S]`` tokens -> ``[...]``."""
+    return (logits.argmax(dim=-1) == wanted).long().cumprod(-1).sum(-1)
 
 
 def confidence(trace: Trace) -> list[float]:
@@ -83,14 +88,14 @@ def confidence(trace: Trace) -> list[float]:
 
 
 @torch.inference_mode()
-def decode(trace: Trace, memory: DriftMemory | None = None, bank: int = 0) -> list[int]:
+def decode(trace: Trace, memory: DriftMemory | None = None) -> list[int]:
     """Walk through the answer; gives the accepted drafts of each step. The first token comes from the prefill.
 
     A memory corrects every draft and learns from every verified one, as on a server.
     """
     num_steps = trace.hidden.shape[1]
     depths = torch.arange(num_steps)
-    banks = torch.full((num_steps,), bank)
+    banks = torch.zeros(num_steps, dtype=torch.int64)
     accepted = []
     at = 0  # the last token that is committed
     while at < trace.num_tokens - 1:
@@ -99,8 +104,7 @@ def decode(trace: Trace, memory: DriftMemory | None = None, bank: int = 0) -> li
         if memory is not None:
             logits = logits.clone()
             memory.apply(hidden, logits, banks)
-        is_hit = logits.argmax(dim=1) == wanted
-        count = int(is_hit.long().cumprod(0).sum())
+        count = int(_num_hits(logits, wanted))
         accepted.append(count)
         if memory is not None:
             verified = (depths <= count) & (at + depths < trace.num_tokens)

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from adaptivespec.draft_training.model import Eagle3Draft, load_draft
 from adaptivespec.draft_training.target_states import target_forward
 from adaptivespec.offline.chain import Trace, trace_answer
+from adaptivespec.prompt_files import PromptFile, chat_text
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,18 @@ class Pair:
         self.model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval().requires_grad_(False)
         self.draft: Eagle3Draft = load_draft(Path(draft)).requires_grad_(False)
 
-    def answers(self, texts: list[str], max_new_tokens: int, file: Path) -> list[Answer]:
-        """The target's greedy answers to templated prompts, made once and kept in a file."""
+    def answers(self, source: PromptFile, args: Any) -> list[Answer]:
+        """The target's greedy answers to a set of prompts, made once and kept in the out folder.
+
+        Args:
+            args: of `prompt_files.add_arguments`, and `out`.
+        """
+        file = args.out / f"answers-{source.name}-{args.skip}-{args.num_prompts}-{args.max_new_tokens}.json"
         if not file.exists():
+            texts = [chat_text(self.tokenizer, row["text"]) for row in source.rows(args.num_prompts, args.skip)]
             found = []
-            for start in tqdm(range(0, len(texts), 8), desc=f"{file.stem}: answers"):
-                found += self._answer(texts[start : start + 8], max_new_tokens)
+            for start in tqdm(range(0, len(texts), 8), desc=f"{source.name}: answers"):
+                found += self._answer(texts[start : start + 8], args.max_new_tokens)
             file.write_text(json.dumps([vars(each) for each in found]))
         return [Answer(**each) for each in json.loads(file.read_text())]
 
@@ -56,9 +63,3 @@ class Pair:
         states, _ = target_forward(self.model.model, torch.tensor([ids]))
         embed = self.model.model.embed_tokens.weight
         return trace_answer(self.draft, embed, ids, states[0], len(answer.prompt_ids), num_steps)
-
-
-def answers_file(args: Any, name: str) -> Path:
-    """Where a script keeps the answers of one set of prompts; its name says which rows and how long."""
-    file: Path = args.out / f"answers-{name}-{args.skip}-{args.num_prompts}-{args.max_new_tokens}.json"
-    return file

@@ -37,6 +37,11 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "bank.safetensors"
 
 
+def content_of(file: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
+    with safe_open(file, framework="pt") as stream:
+        return stream.metadata(), {key: stream.get_tensor(key) for key in stream.keys()}  # noqa: SIM118
+
+
 def test_a_bank_comes_back_as_it_was(file: Path) -> None:
     memory, tenants = make()
     load_bank(file, memory, tenants, "demo")
@@ -73,8 +78,7 @@ def test_a_bank_of_other_sizes_is_refused(file: Path) -> None:
     ],
 )
 def test_impossible_values_are_refused(file: Path, name: str, value: torch.Tensor | None, message: str) -> None:
-    with safe_open(file, framework="pt") as stream:
-        metadata, tensors = stream.metadata(), {key: stream.get_tensor(key) for key in stream.keys()}  # noqa: SIM118
+    metadata, tensors = content_of(file)
     if value is None:
         del tensors[name]
     else:
@@ -89,8 +93,7 @@ def test_impossible_values_are_refused(file: Path, name: str, value: torch.Tenso
 
 @pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', '{"a": 0, "b": 0}', '{"a": "0"}', '{"a": 0, "b": 1, "c": 2}'])
 def test_impossible_tenants_are_refused(file: Path, text: str) -> None:
-    with safe_open(file, framework="pt") as stream:
-        metadata, tensors = stream.metadata(), {key: stream.get_tensor(key) for key in stream.keys()}  # noqa: SIM118
+    metadata, tensors = content_of(file)
     save_file(tensors, file, metadata=metadata | {"tenants": text})
     with pytest.raises(BankFileError, match="tenants"):
         load_bank(file, *make(), "demo")
