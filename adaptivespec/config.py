@@ -5,6 +5,7 @@ JSON layout, every key optional:
     {"policy": "dcs",
      "shape": {"range": null, "start": null, "extra": []},
      "dcs": {"divisor": 0.5, "alpha": 0.3, "initial_rar": 0.5, "breaker_steps": 5},
+     "talon": {"budget": null},
      "margin": {"kappa": null, "sampled": false, "max_promotions": 1, "top_k_guard": 0},
      "fly": {"top": 3, "min_entropy": 0.3, "window": 6},
      "verifier": "margin", "strict_only": false,
@@ -33,7 +34,7 @@ from adaptivespec.config_checks import (
 from adaptivespec.errors import ConfigError
 from adaptivespec.policy import POLICY_NAMES, make_policy
 from adaptivespec.section import Section
-from adaptivespec.shapes import ShapeRange, TreeShape, default_range
+from adaptivespec.shapes import MAX_NUM_DRAFT_TOKENS, ShapeRange, TreeShape, default_range
 from adaptivespec.verify.rules import VERIFIER_NAMES
 from drift.params import DriftParams
 
@@ -43,8 +44,8 @@ class ShapeConfig(Section):
     """Which tree shapes may be used.
 
     Args:
-        range: the shapes that `dcs` and `cycle` move between. JSON: "paper" (the published range), "short" (chains of
-            one to three drafts), or {"low": [num_steps, topk, num_draft_tokens], "high": [...]}, num_draft_tokens
+        range: the shapes that `dcs`, `talon` and `cycle` choose from. JSON: "paper" (the published range), "short" (chains
+            of one to three drafts), or {"low": [num_steps, topk, num_draft_tokens], "high": [...]}, num_draft_tokens
             counting the root. null: "short" on a CPU, "paper" on an accelerator. Wider: more runtime states, more graph
             memory, more room to adapt. Source: AdaptiveSpec paper.
         start: the shape used before any request has a signal, and always by `static`. null: that of SGLang's three
@@ -82,6 +83,20 @@ class DcsConfig(Section):
     alpha: float = field(default=0.3, metadata={"check": number(low=0.0, high=1.0)})
     initial_rar: float = field(default=0.5, metadata={"check": number(low=0.0, high=1.0)})
     breaker_steps: int = field(default=5, metadata={"check": integer(1, 1_000_000)})
+
+
+@dataclass(frozen=True)
+class TalonConfig(Section):
+    """What the policy `talon` may spend.
+
+    Args:
+        budget: most nodes, THE ROOT INCLUDED, that a request's tree may give the target to verify; 2 to 256, and not less
+            than the start shape and the smallest shape of the range have. null: what the largest of the range has.
+            Source: TALON, whose trees spend all of it.
+    """
+
+    SECTION: ClassVar[str] = "talon"
+    budget: int | None = field(default=None, metadata={"check": optional(integer(2, MAX_NUM_DRAFT_TOKENS))})
 
 
 @dataclass(frozen=True)
@@ -194,10 +209,11 @@ class AdaptiveConfig(Section):
     """Everything that `--speculative-adaptive-config` can set.
 
     Args:
-        policy: who chooses the shape of a step: "dcs" (draft confidence and recent acceptance), "static" (always the
-            start shape), "cycle" (every shape in turn; diagnostics). Source: AdaptiveSpec paper for dcs.
-        shape, dcs, margin, fly, graphs, drift: see `ShapeConfig`, `DcsConfig`, `MarginConfig`, `FlyConfig`,
-            `GraphConfig`, `DriftConfig`.
+        policy: who chooses the shape of a step: "dcs" (draft confidence and recent acceptance), "talon" (draft
+            confidence alone, under a budget of nodes; for comparison), "static" (always the start shape), "cycle" (every
+            shape in turn; diagnostics). Source: AdaptiveSpec paper for dcs, TALON for talon.
+        shape, dcs, talon, margin, fly, graphs, drift: see `ShapeConfig`, `DcsConfig`, `TalonConfig`, `MarginConfig`,
+            `FlyConfig`, `GraphConfig`, `DriftConfig`.
         verifier: what may stand in for the target's own token: "margin" (near misses within ``margin.kappa``; nothing
             where that is null), "fly" (FLy: misses of an undecided target that the tokens after them bear out; also
             within ``margin.kappa`` where that is given), "strict" (nothing).
@@ -208,6 +224,7 @@ class AdaptiveConfig(Section):
     policy: str = field(default="dcs", metadata={"check": one_of(POLICY_NAMES)})
     shape: ShapeConfig = field(default_factory=ShapeConfig, metadata={"check": ShapeConfig.check})
     dcs: DcsConfig = field(default_factory=DcsConfig, metadata={"check": DcsConfig.check})
+    talon: TalonConfig = field(default_factory=TalonConfig, metadata={"check": TalonConfig.check})
     margin: MarginConfig = field(default_factory=MarginConfig, metadata={"check": MarginConfig.check})
     graphs: GraphConfig = field(default_factory=GraphConfig, metadata={"check": GraphConfig.check})
     fly: FlyConfig = field(default_factory=FlyConfig, metadata={"check": FlyConfig.check})

@@ -53,7 +53,7 @@ def examine(
         _attempt("config", lambda: _config(config_path)),
     ]
     if model and draft:
-        findings.append(_attempt("draft", lambda: _draft(model, draft)))
+        findings.append(_attempt("draft", lambda: _draft(model, draft, config_path)))
     if deep:
         findings.append(_attempt("sglang internals", _contract))
     return findings
@@ -120,11 +120,13 @@ def _config(path: str | None) -> str:
     return f"{path or 'defaults'}: policy {config.policy}, shapes {' '.join(map(str, shapes))}"
 
 
-def _draft(model: str, draft: str) -> str:
+def _draft(model: str, draft: str, config: str | None) -> str:
     from adaptivespec.sglang_plugin.draft_check import check_draft
+    from adaptivespec.sglang_plugin.drift_check import check_memory
 
     target = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
     check_draft(draft, target["hidden_size"], target["vocab_size"])
+    check_memory(AdaptiveConfig.from_json_file(config).drift, draft)
     return f"{draft} fits {model}"
 
 

@@ -10,7 +10,9 @@ from drift.params import DriftParams
 
 NO_BANK = -1
 """The bank of a row that is neither corrected nor teaches, and the owner of a free slot."""
+_NOBODY = -2  # owns no slot
 _NOTHING = -2.0  # below every cosine
+_NEVER = 2**62
 _LONG_AGO = 2**30  # lessons; slots unused for longer count as equally old
 
 
@@ -34,6 +36,7 @@ class DriftMemory:
         last_used: ``[N]`` int64, clock of the last correction or lesson.
         clock: ``[]`` int64, lessons so far.
         counters: ``[num_banks, 4]`` int64, see `COUNTERS`.
+        gain_applied: ``[num_banks]`` float64, what the corrections of each bank were multiplied with, summed over its hits.
     """
 
     COUNTERS = ("lookups", "hits", "allocations", "evictions")
@@ -57,6 +60,7 @@ class DriftMemory:
         )
         self.clock = torch.zeros((), dtype=torch.int64, device=device)
         self.counters = torch.zeros(params.num_banks, len(self.COUNTERS), dtype=torch.int64, device=device)
+        self.gain_applied = torch.zeros(params.num_banks, dtype=torch.float64, device=device)
 
     def apply(self, hidden: Tensor, logits: Tensor, banks: Tensor) -> None:
         """Correct draft logits, in place. Host sync: none. Graph-safe: yes.
@@ -77,11 +81,15 @@ class DriftMemory:
         weights = params.gain * weights / weights.sum(dim=1, keepdim=True).clamp(min=1.0)
         biases = (weights.unsqueeze(2) * self.bias[slots]).to(logits.dtype)
         tokens = self.token_ids[slots]
-        for neighbour in range(slots.shape[1]):  # one at a time: the ids of one slot differ, so that no sum has a race
-            logits.scatter_add_(1, tokens[:, neighbour], biases[:, neighbour])
+        if logits.is_cuda:  # one neighbour at a time: the ids of one slot differ, so that no sum has a race
+            for neighbour in range(slots.shape[1]):
+                logits.scatter_add_(1, tokens[:, neighbour], biases[:, neighbour])
+        else:
+            logits.scatter_add_(1, tokens.flatten(1), biases.flatten(1))
         self._touch(slots, is_near)
-        self._count("lookups", banks, banks != NO_BANK)
-        self._count("hits", banks, is_near[:, 0])
+        is_asked = banks != NO_BANK
+        self._count(banks, lookups=is_asked, hits=is_asked & is_near[:, 0])
+        self.gain_applied.scatter_add_(0, banks.clamp(min=0), weights.sum(dim=1, dtype=torch.float64))
 
     @torch.no_grad()
     def learn(self, hidden: Tensor, draft_logits: Tensor, target_logits: Tensor, banks: Tensor) -> None:
@@ -114,8 +122,9 @@ class DriftMemory:
         # A slot that is both the oldest and met now stays with those who met it.
         is_new &= ~((new_slot.unsqueeze(1) == slot) & is_met).any(dim=1)
 
-        self._count("allocations", banks, is_new)
-        self._count("evictions", self.owner[new_slot], is_new)
+        self._count(banks, allocations=is_new)
+        evicted = self.owner[new_slot]
+        self._count(evicted, evictions=is_new & (evicted != NO_BANK))
 
         old_key, old_tokens, old_bias = self.keys[slot], self.token_ids[slot], self.bias[slot]
         met_tokens, met_bias = _merge(old_tokens, old_bias * (1 - params.rate), tokens, residual * params.rate)
@@ -142,6 +151,7 @@ class DriftMemory:
         self.bias.masked_fill_(is_own.unsqueeze(1), 0.0)
         self.last_used.masked_fill_(is_own, 0)
         self.counters[bank] = 0
+        self.gain_applied[bank] = 0.0
 
     def occupancy(self) -> list[int]:
         """Slots of each bank. Host sync: one."""
@@ -152,13 +162,13 @@ class DriftMemory:
     @property
     def num_bytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(tensor.nbytes for tensor in (*self._rows.values(), self.clock, self.counters))
+        return sum(tensor.nbytes for tensor in (*self._rows.values(), self.clock, self.counters, self.gain_applied))
 
     def _cosine(self, key: Tensor, banks: Tensor) -> Tensor:
-        """``[R, N]`` cosine to each prototype of the row's own bank, and less than any cosine to the others."""
-        is_hidden = (self.owner != banks.unsqueeze(1)) | (banks == NO_BANK).unsqueeze(1)
+        """``[R, N]`` cosine to each prototype of the row's own bank, less than any cosine to the others; NaN of NaN."""
+        asked = banks.masked_fill(banks == NO_BANK, _NOBODY)
         # The long side first: on CPUs several times as fast as `key @ keys.T` for a few rows.
-        return (self.keys @ key.T).T.nan_to_num(_NOTHING).masked_fill(is_hidden, _NOTHING)
+        return (self.keys @ key.T).T.masked_fill(self.owner != asked.unsqueeze(1), _NOTHING)
 
     def _residual(self, draft: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """``[R, m]`` int64 ids of the likeliest tokens of either model, and target minus draft there, in nats."""
@@ -176,31 +186,32 @@ class DriftMemory:
             ``[R]`` int64 slots, all different where claimed; ``[R]`` bool, which rows got one.
         """
         size, num_banks = self.params.num_slots, self.params.num_banks
-        share = size // num_banks
-        is_free = self.owner == NO_BANK
-        owner = torch.where(is_free, num_banks, self.owner)
-        slots = torch.arange(size, device=owner.device)
-        # Ascending from the oldest slot on; of slots used at once, the first is the oldest.
-        age = (self.last_used - self.clock).clamp(min=-_LONG_AGO) * size + slots
-        by_owner = torch.argsort(owner * (2 * _LONG_AGO * size) + age)
+        count = min(len(banks), size)
+        # Free slots are a bank of their own, the last.
+        owner = self.owner.masked_fill(self.owner == NO_BANK, num_banks)
         sizes = torch.zeros(num_banks + 1, dtype=torch.int64, device=owner.device)
         sizes.scatter_add_(0, owner, torch.ones_like(owner))
-        starts = sizes.cumsum(0) - sizes
-        place = torch.empty_like(by_owner).scatter_(0, by_owner, slots) - starts[owner]  # in its bank, by age
-        is_pool = is_free | (place < sizes[owner] - share)
-        pool_age = torch.where(is_free, age - 2 * _LONG_AGO * size, age).masked_fill(~is_pool, 2 * _LONG_AGO * size)
-        pool = pool_age.topk(min(len(banks), size), largest=False, sorted=True).indices
-        pool_size = is_pool.sum().clamp(max=len(pool))
+        # Ascending from the oldest slot on; of slots used at once, the first is the oldest.
+        age = (self.last_used - self.clock).clamp(min=-_LONG_AGO) * size + torch.arange(size, device=owner.device)
+        everyone = torch.arange(num_banks + 1, device=owner.device).unsqueeze(1)
+        ages, oldest = age.masked_fill(owner != everyone, _NEVER).topk(count, largest=False, sorted=True)
+
+        surplus = (sizes - size // num_banks).clamp(min=0)
+        surplus[-1] = sizes[-1]
+        ages[-1] -= 2 * _LONG_AGO * size  # free ones first
+        is_pool = torch.arange(count, device=owner.device) < surplus.unsqueeze(1)
+        place = ages.masked_fill(~is_pool, _NEVER).flatten().topk(count, largest=False, sorted=True).indices
+        pool = oldest.flatten()[place]
 
         rank = is_new.cumsum(0) - 1
-        from_pool = is_new & (rank < pool_size)
+        from_pool = is_new & (rank < is_pool.sum().clamp(max=count))
         rest = is_new & ~from_pool
         before = (banks.unsqueeze(1) == banks) & rest & (rank.unsqueeze(1) > rank)
-        own_rank = before.sum(dim=1)
         bank = banks.clamp(min=0)
+        own_rank = before.sum(dim=1) + surplus[bank]  # where there is a rest, the pool is used up
         from_own = rest & (own_rank < sizes[bank])
-        own_slot = by_owner[(starts[bank] + own_rank).clamp(max=size - 1)]
-        slot = torch.where(from_pool, pool[rank.clamp(0, len(pool) - 1)], own_slot)
+        own_slot = oldest[bank, own_rank.clamp(max=count - 1)]
+        slot = torch.where(from_pool, pool[rank.clamp(0, count - 1)], own_slot)
         return slot, from_pool | from_own
 
     def _write(self, slot: Tensor, mask: Tensor, *values: Tensor) -> None:
@@ -213,9 +224,11 @@ class DriftMemory:
         now = torch.where(mask, self.clock, 0).flatten()
         self.last_used.scatter_reduce_(0, slots.flatten(), now, "amax")
 
-    def _count(self, name: str, banks: Tensor, mask: Tensor) -> None:
-        column = self.counters[:, self.COUNTERS.index(name)]
-        column.scatter_add_(0, banks.clamp(min=0), (mask & (banks != NO_BANK)).to(torch.int64))
+    def _count(self, banks: Tensor, **masks: Tensor) -> None:
+        """Add one to each named counter of a row's bank where its mask holds; rows of `NO_BANK` must be out of them."""
+        banks = banks.clamp(min=0)
+        for name, mask in masks.items():
+            self.counters[:, self.COUNTERS.index(name)].scatter_add_(0, banks, mask.to(torch.int64))
 
 
 def _unit(vectors: Tensor) -> Tensor:

@@ -18,6 +18,10 @@ _TENSORS = ("keys", "token_ids", "bias", "owner", "last_used", "clock")
 class BankFileError(ValueError):
     """The file cannot be used; the message says what was found, what was expected and how to fix it."""
 
+    def __init__(self, path: Path, found: str, expected: str) -> None:
+        super().__init__(f"{path}: found {found}; expected {expected}; to fix: delete the file or name another")
+        self.found, self.expected = found, expected
+
 
 def save_bank(path: Path, memory: DriftMemory, tenants: Tenants, model: str) -> None:
     """Write the memory, complete or not at all. Host sync: yes.
@@ -48,17 +52,17 @@ def load_bank(path: Path, memory: DriftMemory, tenants: Tenants, model: str) -> 
             metadata = stream.metadata() or {}
             tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise _error(path, str(error), "a file written by DRIFT") from error
+        raise BankFileError(path, str(error), "a file written by DRIFT") from error
     expected = {"format": FORMAT, "model": model, "sizes": json.dumps(_sizes(memory))}
     for key, value in expected.items():
         if metadata.get(key) != value:
-            raise _error(path, f"{key} {metadata.get(key)!r}", repr(value))
+            raise BankFileError(path, f"{key} {metadata.get(key)!r}", repr(value))
     banks = _parse_tenants(path, metadata.get("tenants", ""), memory.params.num_banks)
     for name in _TENSORS:
         own, read = getattr(memory, name), tensors.get(name)
         if read is None or read.shape != own.shape or read.dtype != own.dtype:
             found = "none" if read is None else f"{read.dtype} {list(read.shape)}"
-            raise _error(path, f"tensor {name}: {found}", f"{own.dtype} {list(own.shape)}")
+            raise BankFileError(path, f"tensor {name}: {found}", f"{own.dtype} {list(own.shape)}")
     _check_values(path, tensors, memory)
     for name in _TENSORS:
         getattr(memory, name).copy_(tensors[name])
@@ -77,9 +81,9 @@ def _parse_tenants(path: Path, text: str, num_banks: int) -> dict[str, int]:
     except ValueError:
         banks = None
     if not isinstance(banks, dict) or sorted(map(repr, banks.values())) != sorted(map(repr, range(len(banks)))):
-        raise _error(path, f"tenants {text[:80]!r}", "an object of names and their banks, counted from 0")
+        raise BankFileError(path, f"tenants {text[:80]!r}", "an object of names and their banks, counted from 0")
     if len(banks) > num_banks:
-        raise _error(path, f"{len(banks)} tenants", f"at most {num_banks}")
+        raise BankFileError(path, f"{len(banks)} tenants", f"at most {num_banks}")
     return banks
 
 
@@ -96,8 +100,4 @@ def _check_values(path: Path, tensors: dict[str, torch.Tensor], memory: DriftMem
     for name, (low, high) in bounds.items():
         values = tensors[name]
         if not bool(((values >= low) & (values <= high)).all()):
-            raise _error(path, f"{name} outside {low} to {high}", "values that DRIFT writes")
-
-
-def _error(path: Path, found: str, expected: str) -> BankFileError:
-    return BankFileError(f"{path}: found {found}; expected {expected}; to fix: delete the file or name another")
+            raise BankFileError(path, f"{name} outside {low} to {high}", "values that DRIFT writes")

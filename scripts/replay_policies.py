@@ -4,7 +4,8 @@
 A machine's noise can exceed what separates two policies. Which drafts a chain gets accepted does not depend on time, so
 it is taken from the answers exactly (see `adaptivespec.offline.chain`), and each step is charged what the table says:
 `--cost A,ROW,STEP,PLAIN` milliseconds for a verify step, more for each verified row and draft step, and a plain token.
-Every `--range`, and every static chain up to `--num-steps`, is replayed. The last line of the output is one JSON object.
+Every `--policy` in every `--range`, and every static chain up to `--num-steps`, is replayed. The last line of the output
+is one JSON object.
 
     python scripts/replay_policies.py --prompts gsm8k=gsm8k_train.jsonl --range 1-1-2:3-1-4 --range 3-1-4:7-1-8
 """
@@ -22,7 +23,7 @@ from tqdm import tqdm
 from adaptivespec.config import AdaptiveConfig, resolve_start
 from adaptivespec.offline.chain import confidence, hits
 from adaptivespec.offline.pair import Pair
-from adaptivespec.policy import StepResult, make_policy
+from adaptivespec.policy import POLICY_NAMES, StepResult, make_policy
 from adaptivespec.prompt_files import add_arguments, fill_in_pair
 from adaptivespec.shapes import TreeShape
 
@@ -104,7 +105,9 @@ def _configs(args: Any) -> dict[str, AdaptiveConfig]:
     }
     for text in args.range:
         low, high = (TreeShape.parse(end).to_list() for end in text.split(":"))
-        found[f"dcs {text}"] = AdaptiveConfig.from_dict({"shape": {"range": {"low": low, "high": high}}})
+        for policy in args.policy:
+            data = {"policy": policy, "shape": {"range": {"low": low, "high": high}}}
+            found[f"{policy} {text}"] = AdaptiveConfig.from_dict(data)
     return found
 
 
@@ -113,6 +116,13 @@ def _parse_args() -> Any:
     add_arguments(parser)
     parser.add_argument("--num-steps", type=int, default=7, help="longest chain (%(default)s)")
     parser.add_argument("--range", action="append", default=[], metavar="LOW:HIGH", help="of chains, as 1-1-2:3-1-4")
+    parser.add_argument(
+        "--policy",
+        nargs="+",
+        choices=POLICY_NAMES,
+        default=["dcs"],
+        help="in every range (%(default)s); among chains talon always takes the deepest",
+    )
     parser.add_argument(
         "--cost",
         type=Cost.parse,

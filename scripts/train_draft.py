@@ -86,6 +86,12 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         default=loss.feature_weight,
         help="weight of the distance to the target's own state (%(default)s)",
     )
+    add(
+        "--dropout",
+        type=float,
+        default=loss.dropout,
+        help="share of what attention and MLP add to the residual that is dropped in training (%(default)s)",
+    )
     add("--train-on", choices=("greedy", "all"), default="greedy", help="rows to train on (%(default)s)")
     add(
         "--growth-epochs",
@@ -125,7 +131,7 @@ def train(args: argparse.Namespace, material: Material) -> dict[str, Any]:
         growth_epochs=args.growth_epochs,
         seed=args.seed,
     )
-    loss = LossOptions(row_share=args.row_share, feature_weight=args.feature_weight)
+    loss = LossOptions(row_share=args.row_share, feature_weight=args.feature_weight, dropout=args.dropout)
     torch.manual_seed(args.seed)
     token_ids, coverage = count_draft_vocab(
         [material.rows[i] for i in material.train], material.model.config.vocab_size, args.draft_vocab

@@ -1,6 +1,7 @@
 """The EAGLE-3 draft: one decoder layer on the fused target states, with the names that SGLang's llama_eagle3 loads."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -100,18 +101,26 @@ class Eagle3Draft(nn.Module):
         keys = self._rotate(_split_heads(attn.k_proj(x), attn.num_kv_heads), positions)
         return keys, _split_heads(attn.v_proj(x), attn.num_kv_heads)
 
-    def step(self, x: Tensor, hidden: Tensor, positions: Tensor, context: Context) -> Tensor:
+    def step(
+        self,
+        x: Tensor,
+        hidden: Tensor,
+        positions: Tensor,
+        context: Context,
+        dropout: Callable[[Tensor], Tensor] = lambda branch: branch,
+    ) -> Tensor:
         """The rows' next hidden state (before the final norm), [B, R, H].
 
         Args:
             x: layer input of the rows, [B, R, 2H]; hidden: their residual, [B, R, H].
             positions: int64 [B, R].
             context: what the rows attend to.
+            dropout: applied to what attention and MLP add to the residual.
         """
         attn = self.midlayer.self_attn
         queries = self._rotate(_split_heads(attn.q_proj(x), attn.num_heads), positions)
-        hidden = hidden + attn.o_proj(context.attend(queries))
-        return hidden + self.midlayer.mlp(self.midlayer.post_attention_layernorm(hidden))
+        hidden = hidden + dropout(attn.o_proj(context.attend(queries)))
+        return hidden + dropout(self.midlayer.mlp(self.midlayer.post_attention_layernorm(hidden)))
 
     def _rotate(self, heads: Tensor, positions: Tensor) -> Tensor:
         angles = positions[..., None].float() * self.inv_freq

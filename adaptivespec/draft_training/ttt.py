@@ -1,7 +1,7 @@
 """Training-time test: the loss and the agreement of a draft whose steps run on its own hidden states."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +38,7 @@ class LossOptions:
         feature_weight: weight of the squared distance to the target's own last state, relative to that state's square.
         head_top: the softmax runs over the union of each position's head_top likeliest draft tokens and over
             head_random others, weighted up to stand for the rest; 0 for the whole draft vocabulary.
+        dropout: share of the elements that attention and MLP add to the residual that are dropped.
     """
 
     num_steps: int = 5
@@ -46,15 +47,23 @@ class LossOptions:
     feature_weight: float = 0.0
     head_top: int = 8
     head_random: int = 512
+    dropout: float = 0.0
 
 
-def unroll(draft: Eagle3Draft, embed: Tensor, batch: Batch, step_rows: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+def unroll(
+    draft: Eagle3Draft,
+    embed: Tensor,
+    batch: Batch,
+    step_rows: list[Tensor],
+    dropout: Callable[[Tensor], Tensor] = lambda branch: branch,
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Run the draft's steps teacher-forced on the text, each on the hidden states of the step before.
 
     Args:
         embed: the target's embedding table, [V, H].
         step_rows: per step, int64 [B, R_k]: the rows (token index each chain starts from) of that step. Step 0 may
             have others than the steps after it; those of the steps from 1 on are all the same and among step 0's.
+        dropout: see `Eagle3Draft.step`.
 
     Yields:
         per step k: hidden state before the final norm, [B, R_k, H], and the index of the token whose target
@@ -76,7 +85,7 @@ def unroll(draft: Eagle3Draft, embed: Tensor, batch: Batch, step_rows: list[Tens
                 context = Context(keys, values, rows)
             row_x = draft.layer_input(embed[tokens.gather(1, (rows + 1 + k).clamp(max=num_tokens - 1))], hidden)
             context.append_step(*draft.keys_values(row_x, rows + k))
-        hidden = draft.step(row_x, hidden, rows + k, context)
+        hidden = draft.step(row_x, hidden, rows + k, context, dropout)
         yield hidden, rows + 1 + k
 
 
@@ -106,7 +115,7 @@ def ttt_loss(
 
     Args:
         embed: the target's embedding table, [V, H], which is also its head.
-        generator: draws the rows of the later steps and the random part of the softmax.
+        generator: draws the rows of the later steps, the random part of the softmax and what is dropped.
 
     Returns:
         scalar, differentiable.
@@ -121,7 +130,15 @@ def ttt_loss(
     target_probs = (logits[:, kept] + shift).softmax(-1)
     head = draft.lm_head.weight[kept]
     total = last.new_zeros(())
-    for k, (hidden, positions) in enumerate(unroll(draft, embed, batch, sample_rows(batch, options, generator))):
+
+    def dropout(branch: Tensor) -> Tensor:
+        if not options.dropout:
+            return branch
+        share = 1 - options.dropout
+        return branch * torch.empty_like(branch).bernoulli_(share, generator=generator).div_(share)
+
+    step_rows = sample_rows(batch, options, generator)
+    for k, (hidden, positions) in enumerate(unroll(draft, embed, batch, step_rows, dropout)):
         clamped = positions.clamp(max=max_index)
         mask = (positions <= max_index) & labelled.gather(1, clamped)
         normed = draft.norm(hidden[mask])

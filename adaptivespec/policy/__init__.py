@@ -16,6 +16,7 @@ __all__ = ["POLICY_NAMES", "PolicyCounts", "ShapePolicy", "StepResult", "make_po
 
 _POLICIES = {
     "dcs": ("adaptivespec.policy.dcs", "DcsPolicy"),
+    "talon": ("adaptivespec.policy.talon", "TalonPolicy"),
     "static": ("adaptivespec.policy.static", "StaticPolicy"),
     "cycle": ("adaptivespec.policy.cycle", "CyclePolicy"),
 }

@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from adaptivespec.shapes import TreeShape
 
+# A float32 softmax may end a little above 1; more than this is a broken draft.
+_MAX_TOP1_PROB = 1.001
+
 
 class StepResult(NamedTuple):
     """What one decode step revealed about one request.
@@ -72,3 +75,10 @@ class ShapePolicy(ABC):
 
     def finish(self, request_id: Hashable) -> None:  # noqa: B027
         """Forget a request, finished or aborted; unknown ids are ignored."""
+
+    def usable_prob(self, top1_prob: float) -> float:
+        """The probability, at most 1; 0 where it is none, which is counted in `counts.bad_signals`."""
+        if 0.0 <= top1_prob <= _MAX_TOP1_PROB:  # NaN fails the comparison too
+            return min(top1_prob, 1.0)
+        self.counts.bad_signals += 1
+        return 0.0

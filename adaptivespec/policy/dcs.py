@@ -9,9 +9,6 @@ from adaptivespec.shapes import TreeShape
 if TYPE_CHECKING:
     from adaptivespec.config import AdaptiveConfig
 
-# A float32 softmax may end a little above 1; more than this is a broken draft.
-_MAX_TOP1_PROB = 1.001
-
 
 class _RequestState:
     __slots__ = ("dcs", "is_tripped", "num_zero_steps", "rar")
@@ -82,7 +79,5 @@ class DcsPolicy(ShapePolicy):
             self.counts.trips += 1
 
     def _score(self, state: _RequestState, top1_prob: float) -> float:
-        if not 0.0 <= top1_prob <= _MAX_TOP1_PROB:  # NaN fails the comparison too
-            self.counts.bad_signals += 1
-            return 0.0
-        return 0.0 if state.is_tripped else min(top1_prob * state.rar / self._config.divisor, 1.0)
+        prob = self.usable_prob(top1_prob)
+        return 0.0 if state.is_tripped else min(prob * state.rar / self._config.divisor, 1.0)

@@ -4,8 +4,9 @@ One forward hook on the draft's logits processor sees every draft logit there is
 draft-extend, eagerly and while a graph is captured. What it reads lies in buffers that stay.
 """
 
-import hashlib
 import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,18 @@ from torch import Tensor
 
 from adaptivespec.config import DriftConfig
 from adaptivespec.drift_benefit import Benefit
-from adaptivespec.sglang_plugin.request_rows import has_penalties, options_of
+from adaptivespec.sglang_plugin.drift_check import fingerprint
+from adaptivespec.sglang_plugin.request_rows import has_penalties, host_tensor, options_of
 from adaptivespec.shapes import TreeShape
+from adaptivespec.verify.tree import nodes_of_rows
 from drift.memory import NO_BANK, DriftMemory
 from drift.storage import load_bank, save_bank
 from drift.tenants import Tenants
 
 logger = logging.getLogger(__name__)
 _DEFAULT_TENANT = ""
+_HITS = DriftMemory.COUNTERS.index("hits")
+_PUBLISH_EVERY = 64  # steps; far more than can be under way at once, so that a copy to the host has ended by then
 
 
 class DriftLink:
@@ -66,8 +71,11 @@ class DriftLink:
         self._teaching = torch.full((max_requests,), NO_BANK, device=device)
         self._written: dict[str, list[int]] = {}
         self._banks: list[int] = []
-        self._requests: list[Any] = []
+        self._requests: list[RequestDrift] = []
         self._next_state = 0
+        self._steps = 0
+        self._host_counters = host_tensor(self.memory.counters.tolist(), torch.int64, device)
+        self._published = torch.zeros_like(self._host_counters)
         if config.file is not None and Path(config.file).exists():
             load_bank(Path(config.file), self.memory, self.tenants, self._fingerprint)
         self._model.logits_processor.register_forward_hook(self._on_logits, with_kwargs=True)
@@ -76,17 +84,15 @@ class DriftLink:
 
     def begin(self, requests: list[Any]) -> None:
         """Say whose rows come next. Host sync: none."""
-        self._requests = requests
-        names = [tenant_of(request) for request in requests]
-        wanted = [options_of(request).drift and options_of(request).enabled for request in requests]
-        banks, emptied = self.tenants.assign([name for name, is_wanted in zip(names, wanted, strict=True) if is_wanted])
+        self._requests = [drift_state(request) for request in requests]
+        tenants = [request.tenant for request in self._requests if request.tenant is not None]
+        banks, emptied = self.tenants.assign(tenants)
         for bank in emptied:
             self.memory.reset(bank)
-        places = iter(banks)
-        self._banks = [next(places) if is_wanted else NO_BANK for is_wanted in wanted]
-        self._write("_correcting", self._corrected_banks())
-        teaching = [bank if teaches(request) else NO_BANK for request, bank in zip(requests, self._banks, strict=True)]
-        self._write("_teaching", teaching)
+        bank_of = dict(zip(tenants, banks, strict=True))
+        self._banks = [NO_BANK if each.tenant is None else bank_of[each.tenant] for each in self._requests]
+        self._write("_correcting", self._where(each.is_corrected for each in self._requests))
+        self._write("_teaching", self._where(each.teaches for each in self._requests))
 
     def draft(self, draft_forward: Any, forward_batch: Any) -> Any:
         """Run the draft steps, and record the state that each node's children are drafted from. Graph-safe: yes."""
@@ -103,16 +109,15 @@ class DriftLink:
         """Teach the memory the target's logits along the accepted path. Host sync: none on CUDA.
 
         Args:
-            accepted: ``[B, depth]`` nodes of the path, root first, counted through the batch; -1 for none.
+            accepted: ``[B, depth]`` rows of the path, root first; -1 for none.
             logits: ``[B * num_draft_tokens, V]`` the target's.
         """
         num_steps = self._draft.speculative_num_steps
         if self.is_frozen or num_steps == 0:
             return
         batch_size = accepted.shape[0]
-        first = torch.arange(batch_size, device=accepted.device) * self._draft.speculative_num_draft_tokens
         accepted = accepted[:, :num_steps].long()
-        node = (accepted - first.unsqueeze(1)).clamp(min=0)
+        node = nodes_of_rows(accepted, self._draft.speculative_num_draft_tokens)
         state = self._state_of_node[:batch_size].gather(1, node)
         teaches_here = (accepted >= 0) & (state >= 0)
         banks = self._teaching[:batch_size].unsqueeze(1).where(teaches_here, NO_BANK).flatten()
@@ -132,20 +137,18 @@ class DriftLink:
 
     def begin_extend(self) -> None:
         """Decide which requests' next trees are corrected; draft-extend makes their roots. Host sync: none."""
-        for request, bank in zip(self._requests, self._banks, strict=True):
-            state = drift_state(request)
-            state.step += 1
-            state.is_corrected = bank != NO_BANK and self._benefit(tenant_of(request)).corrects(state.step)
-        self._write("_correcting", self._corrected_banks())
+        for request in self._requests:
+            request.step += 1
+            request.is_corrected = request.tenant is not None and self._benefit(request.tenant).corrects(request.step)
+        self._write("_correcting", self._where(each.is_corrected for each in self._requests))
 
     # -- what the host hears of a step
 
-    def record(self, request: Any, was_corrected: bool, accepted: int) -> None:
-        """Add a step's accepted drafts to what is known of its tenant's memory."""
-        options = options_of(request)
-        if not (options.drift and options.enabled):
-            return
-        name = tenant_of(request)
+    def record(self, request: Any, was_corrected: bool, accepted: int) -> bool:
+        """Add a step's accepted drafts to what is known of its tenant's memory; False where it uses none."""
+        name = drift_state(request).tenant
+        if name is None:
+            return False
         benefit = self._benefit(name)
         if benefit.record(was_corrected, accepted):
             logger.warning(
@@ -154,10 +157,27 @@ class DriftLink:
                 "on" if benefit.is_on else "off",
                 "higher" if benefit.is_on else "lower",
             )
+        return True
+
+    def new_events(self) -> list[tuple[int, str, int]]:
+        """Bank, counter and how much it grew, now and then; the counters are read from a copy made a while ago.
+
+        To be called once a step. Host sync: none.
+        """
+        self._steps += 1
+        if self._steps % _PUBLISH_EVERY:
+            return []
+        now = self._host_counters.clone()
+        grown = torch.where(now < self._published, now, now - self._published)  # a bank that was emptied starts again
+        self._published = now
+        self._host_counters.copy_(self.memory.counters, non_blocking=True)
+        return [
+            (bank, DriftMemory.COUNTERS[column], int(grown[bank, column])) for bank, column in grown.nonzero().tolist()
+        ]
 
     def corrected_rows(self) -> list[bool]:
         """Which requests' trees of the step under way are corrected."""
-        return [drift_state(request).is_corrected for request in self._requests]
+        return [request.is_corrected for request in self._requests]
 
     def reset(self) -> None:
         """Forget everything. Host sync: none."""
@@ -172,13 +192,13 @@ class DriftLink:
     def report(self) -> dict[str, Any]:
         """What `/server_info` shows. Host sync: yes."""
         counters = self.memory.counters.tolist()
-        occupancy = self.memory.occupancy()
+        occupancy, gains = self.memory.occupancy(), self.memory.gain_applied.tolist()
         return {
             "bytes": self.memory.num_bytes + self._states.nbytes,
             "is_frozen": self.is_frozen,
             "tenants": {
                 name: dict(zip(DriftMemory.COUNTERS, counters[bank], strict=True))
-                | {"slots": occupancy[bank]}
+                | {"slots": occupancy[bank], "mean_gain": gains[bank] / max(1, counters[bank][_HITS])}
                 | self._benefit(name).to_dict()
                 for name, bank in self.tenants.banks.items()
             },
@@ -191,21 +211,15 @@ class DriftLink:
             self._benefits[name] = Benefit(self._config.check_every)
         return self._benefits[name]
 
-    def _corrected_banks(self) -> list[int]:
-        return [
-            bank if drift_state(request).is_corrected else NO_BANK
-            for request, bank in zip(self._requests, self._banks, strict=True)
-        ]
+    def _where(self, conditions: Iterable[bool]) -> list[int]:
+        return [bank if holds else NO_BANK for bank, holds in zip(self._banks, conditions, strict=True)]
 
     def _write(self, name: str, values: list[int]) -> None:
         if self._written.get(name) == values:
             return
         self._written[name] = list(values)
         buffer = getattr(self, name)
-        tensor = torch.tensor(values, dtype=torch.int64)
-        if buffer.is_cuda:
-            tensor = tensor.pin_memory()
-        buffer[: len(values)].copy_(tensor, non_blocking=True)
+        buffer[: len(values)].copy_(host_tensor(values, buffer.dtype, buffer.device), non_blocking=True)
 
     def _uncorrected(self, hidden: Tensor) -> Tensor:
         if not getattr(self._model.model, "norm_output", False):
@@ -239,39 +253,37 @@ class DriftLink:
         self.memory.apply(hidden, logits, banks)
 
 
-def fingerprint(draft_folder: Path) -> str:
-    """Of the draft's weights."""
-    digest = hashlib.sha256()
-    for file in sorted(draft_folder.glob("*.safetensors")):
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest()
-
-
+@dataclass
 class RequestDrift:
-    """What the memory knows of a request: steps so far, and whether the tree under way is corrected."""
+    """What the memory knows of a request.
 
-    def __init__(self) -> None:
-        self.step = 0
-        self.is_corrected = True
+    Attributes:
+        tenant: whose memory it uses; None where it does without.
+        teaches: whether the target's logits say what it would say of itself: nothing bends them for this request.
+        step: decode steps so far.
+        is_corrected: whether the tree under way is.
+    """
+
+    tenant: str | None
+    teaches: bool
+    step: int = 0
+    is_corrected: bool = True
+
+    @classmethod
+    def of(cls, request: Any) -> "RequestDrift":
+        """Of a request that is scheduled for the first time. SGLang's key for the prefix cache says the tenant first."""
+        options = options_of(request)
+        tenant = request.extra_key or options.tenant or _DEFAULT_TENANT
+        is_bent = request.grammar is not None or request.sampling_params.logit_bias or has_penalties(request)
+        return cls(tenant if options.drift and options.enabled else None, not is_bent)
 
 
 def drift_state(request: Any) -> RequestDrift:
     """The request's state, made when it is first asked for."""
     if not hasattr(request, "adaptive_drift"):
-        request.adaptive_drift = RequestDrift()
+        request.adaptive_drift = RequestDrift.of(request)
     state: RequestDrift = request.adaptive_drift
     return state
-
-
-def tenant_of(request: Any) -> str:
-    """Whose memory a request uses: what isolates it in SGLang's prefix cache says so first."""
-    return request.extra_key or options_of(request).tenant or _DEFAULT_TENANT
-
-
-def teaches(request: Any) -> bool:
-    """Whether the target's logits say what it would say of itself: nothing bends them for this request."""
-    return request.grammar is None and not request.sampling_params.logit_bias and not has_penalties(request)
 
 
 def states_of_nodes(parents: Tensor, nodes: Tensor) -> Tensor:

@@ -39,6 +39,8 @@ class Reporter:
         counts.breaker_trips, counts.breaker_recoveries = policy_counts.trips, policy_counts.recoveries
         if self._prometheus is not None and num_accepted:
             self._prometheus.record(shape, num_accepted, counts.shape_switches - switches, trips, recoveries)
+            if self._worker.drift is not None:
+                self._prometheus.record_drift_events(self._worker.drift.new_events())
 
     def record_promotions(self, num_returned: int, num_cut: int) -> None:
         """Count promoted tokens."""
@@ -47,6 +49,11 @@ class Reporter:
         if self._prometheus is not None:
             self._prometheus.promoted.labels("returned").inc(num_returned)
             self._prometheus.promoted.labels("cut").inc(num_cut)
+
+    def record_corrected(self, was_corrected: bool, accepted: int) -> None:
+        """Count a step of a request that uses the memory."""
+        if self._prometheus is not None:
+            self._prometheus.record_corrected(was_corrected, accepted)
 
     def record_refusal(self, reason: str) -> None:
         """Count a run-time setting that was refused."""
@@ -91,6 +98,11 @@ class PrometheusCounters:
         self._recoveries = counter("breaker_recoveries", "requests whose circuit breaker closed again")
         self.promoted = counter("promoted_drafts", "drafts accepted in place of the target's own token", "fate")
         self.refusals = counter("refusals", "run-time settings that were refused", "reason")
+        self._drift_events = counter(
+            "drift_events", "what happened in the memory, up to 64 steps late", "event", "bank"
+        )
+        self._drift_steps = counter("drift_steps", "request steps by whether the memory corrected them", "corrected")
+        self._drift_accepted = counter("drift_accepted_drafts", "drafts accepted in those steps", "corrected")
 
     def record(self, shape: TreeShape, num_accepted: list[int], switches: int, trips: int, recoveries: int) -> None:
         """Add one step of a batch."""
@@ -101,6 +113,17 @@ class PrometheusCounters:
         self._switches.inc(switches)
         self._trips.inc(trips)
         self._recoveries.inc(recoveries)
+
+    def record_drift_events(self, events: list[tuple[int, str, int]]) -> None:
+        """Add what happened in the memory. Banks are numbers: tenants' names may be secrets, and come without end."""
+        for bank, event, count in events:
+            self._drift_events.labels(event, bank).inc(count)
+
+    def record_corrected(self, was_corrected: bool, accepted: int) -> None:
+        """Add a request's step."""
+        label = "yes" if was_corrected else "no"
+        self._drift_steps.labels(label).inc()
+        self._drift_accepted.labels(label).inc(accepted)
 
 
 def install_in_scheduler(reporter: Reporter) -> None:

@@ -101,10 +101,13 @@ class RequestRows:
         return self._to_device([[*row, *[-1] * (width - len(row))] for row in rows], torch.int64).view(-1, width)
 
     def _to_device(self, values: list[Any], dtype: torch.dtype) -> Tensor:
-        tensor = torch.tensor(values, dtype=dtype)
-        if self._device == "cuda":
-            tensor = tensor.pin_memory()
-        return tensor.to(self._device, non_blocking=True)
+        return host_tensor(values, dtype, self._device).to(self._device, non_blocking=True)
+
+
+def host_tensor(values: list[Any], dtype: torch.dtype, device: Any) -> Tensor:
+    """On the host, ready for a copy to ``device`` that nothing waits for."""
+    tensor = torch.tensor(values, dtype=dtype)
+    return tensor.pin_memory() if torch.device(device).type == "cuda" else tensor
 
 
 def has_penalties(request: Any) -> bool:

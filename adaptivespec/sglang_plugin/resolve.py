@@ -14,6 +14,7 @@ from adaptivespec.config import AdaptiveConfig, resolve_start, selectable_shapes
 from adaptivespec.errors import ConfigError, RefusedError
 from adaptivespec.sglang_plugin import contract, refusals
 from adaptivespec.sglang_plugin.draft_check import check_draft
+from adaptivespec.sglang_plugin.drift_check import check_memory
 from adaptivespec.shapes import TreeShape, envelope
 
 logger = logging.getLogger(__name__)
@@ -98,6 +99,8 @@ def _resolve_as_eagle3(server_args: Any, previous: Any) -> None:
     model_config = model_config_of(server_args)
     refusals.check_target(model_config)
     check_draft(view.speculative_draft_model_path, model_config.hidden_size, model_config.vocab_size)
+    config = AdaptiveConfig.from_json_file(view.speculative_adaptive_config)
+    check_memory(config.drift, view.speculative_draft_model_path)
     _declare(server_args, speculative_algorithm="EAGLE3")
     previous(server_args)
     _declare(server_args, speculative_algorithm=NAME)

@@ -2,8 +2,9 @@
 
 SGLang's `eagle_sample` applies penalties, bias and grammar to the logits, picks a target token for every node, and walks
 the tree. We keep all of it and replace the picking: greedy rows take the argmax, sampled rows draw with `draw_tokens`,
-and near misses are substituted where a margin is set, see `adaptivespec.verify.near_miss`. For that, `eagle_sample` is told that every batch verifies greedily, and the tree walker it then calls is ours. Three
-names in SGLang's modules are bound once, in the process of this worker; they are in the contract table.
+and near misses are substituted where a margin is set, see `adaptivespec.verify.near_miss`. For that, `eagle_sample` is
+told that every batch verifies greedily, and the tree walker it then calls is ours. Three names in SGLang's modules are
+bound once, in the process of this worker; they are in the contract table.
 """
 
 import math
@@ -18,7 +19,7 @@ from adaptivespec.sglang_plugin.request_rows import RequestRows
 from adaptivespec.verify.penalties import apply_penalties
 from adaptivespec.verify.rules import make_rule
 from adaptivespec.verify.sampling import draw_tokens, filter_probs
-from adaptivespec.verify.tree import parents_from_links
+from adaptivespec.verify.tree import nodes_of_rows, parents_from_links
 
 
 class StepPromotions(NamedTuple):
@@ -52,8 +53,8 @@ class VerifyStep:
 
     Attributes:
         promotions: of the last step; None where none was allowed.
-        accepted: ``[B, depth]`` nodes that the last step accepted, root first, counted through the batch, -1 for none;
-            None before a step has been verified.
+        accepted: ``[B, depth]`` rows that the last step accepted, root first, -1 for none; None before a step has been
+            verified.
         logits: ``[B * N, V]`` that it verified with.
     """
 
@@ -108,27 +109,24 @@ class VerifyStep:
         if rows is not None:
             drawn = rows.draw(self.rows.seeds, verify_input.positions)
             target_predict = torch.where(rows.is_greedy, target_predict, drawn.view_as(target_predict))
-        if self.rows.limits is None or self._rule is None:
-            result = self._walk(target_predict=target_predict, **kwargs)
-            self.accepted, self.logits = result[1], logits
-            return result
-
-        scores = logits.float().log_softmax(dim=-1).view(*target_predict.shape, -1)
-        if rows is not None:
-            scores = torch.where(rows.is_greedy.unsqueeze(2), scores, rows.log_probs().view_as(scores))
-        parent = parents_from_links(kwargs["retrieve_next_token"], kwargs["retrieve_next_sibling"])
-        found = self._rule(parent, kwargs["candidates"].long(), target_predict, scores, self.rows.limits)
-        result = self._walk(target_predict=found.target_tokens, **kwargs)
+        found = None
+        if self.rows.limits is not None and self._rule is not None:
+            scores = logits.float().log_softmax(dim=-1).view(*target_predict.shape, -1)
+            if rows is not None:
+                scores = torch.where(rows.is_greedy.unsqueeze(2), scores, rows.log_probs().view_as(scores))
+            parent = parents_from_links(kwargs["retrieve_next_token"], kwargs["retrieve_next_sibling"])
+            found = self._rule(parent, kwargs["candidates"].long(), target_predict, scores, self.rows.limits)
+            target_predict = found.target_tokens
+        result = self._walk(target_predict=target_predict, **kwargs)
         self.accepted, self.logits = result[1], logits
-        # Of the accepted nodes, root left out; `accept_index` counts through the batch.
-        accepted = result[1][:, 1:].long()
-        first = torch.arange(accepted.shape[0], device=accepted.device).unsqueeze(1) * target_predict.shape[1]
-        node = (accepted - first).clamp(min=0)
-        self.promotions = StepPromotions(
-            found.promoted.gather(1, node) & (accepted >= 0),
-            found.score.gather(1, node),
-            found.top_score.gather(1, node),
-        )
+        if found is not None:
+            drafted = self.accepted[:, 1:]
+            node = nodes_of_rows(drafted, target_predict.shape[1])
+            self.promotions = StepPromotions(
+                found.promoted.gather(1, node) & (drafted >= 0),
+                found.score.gather(1, node),
+                found.top_score.gather(1, node),
+            )
         return result
 
     def _sample_first_token(self, probs: Tensor, info: Any, positions: Tensor, simple: bool) -> tuple[Tensor, Any]:

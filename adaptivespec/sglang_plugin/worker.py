@@ -149,7 +149,8 @@ class AdaptiveWorker(EAGLEWorkerV2):
     def on_corrected(self, requests: list[Any], corrected: list[bool], num_accepted: list[int]) -> None:
         assert self.drift is not None
         for request, was_corrected, accepted in zip(requests, corrected, num_accepted, strict=True):
-            self.drift.record(request, was_corrected, accepted)
+            if self.drift.record(request, was_corrected, accepted):
+                self.reporter.record_corrected(was_corrected, accepted)
 
     def on_promotions(self, request: Any, promotions: list[Promotion]) -> None:
         counts: RequestCounts = request.adaptive_counts

@@ -148,6 +148,21 @@ def accept_path(parent: Tensor, tokens: Tensor, target_tokens: Tensor, max_path:
     return AcceptedPath(path.masked_fill(path == num_nodes, -1), accepted.sum(dim=1) - 1, accepted)
 
 
+def nodes_of_rows(rows: Tensor, num_nodes: int) -> Tensor:
+    """Node in its own tree of each row of the flattened batch, node 0 for "none".
+
+    Args:
+        rows: ``[B, P]`` integer, ``b * num_nodes + node`` or ``-1``.
+
+    Returns:
+        ``[B, P]`` int64.
+
+    Host sync: none. Graph-safe: yes. Source: SGLang's ``accept_index`` counts through the batch.
+    """
+    first = torch.arange(rows.shape[0], device=rows.device).unsqueeze(1) * num_nodes
+    return (rows.long() - first).clamp(min=0)
+
+
 def _first_true(mask: Tensor) -> Tensor:
     found, index = mask.to(torch.int8).max(dim=-1)
     return index.masked_fill_(found == 0, -1)

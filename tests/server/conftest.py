@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
@@ -112,9 +113,15 @@ def reference(ref: Client) -> Reference:
 
 
 @pytest.fixture(scope="session")
-def ada(servers: Servers, target: Path, adaptive_args: Callable) -> Client:
+def ada_config() -> dict[str, Any]:
+    """Of the server `ada`, strict until a test sets a kappa."""
+    return {"policy": "cycle", "margin": {"sampled": True}, **PAPER_RANGE}
+
+
+@pytest.fixture(scope="session")
+def ada(servers: Servers, target: Path, adaptive_args: Callable, ada_config: dict[str, Any]) -> Client:
     """ADAPTIVE that changes the shape at every step, through all eight of the published range."""
-    return servers.get("ada", target, adaptive_args({"policy": "cycle", **PAPER_RANGE}))
+    return servers.get("ada", target, adaptive_args(ada_config))
 
 
 @pytest.fixture(scope="session")
@@ -126,9 +133,10 @@ def remembering(servers: Servers, target: Path, adaptive_args: Callable) -> Clie
 
 @pytest.fixture(scope="session")
 def dcs(servers: Servers, target: Path, adaptive_args: Callable) -> Client:
-    """ADAPTIVE as users run it, with a pool so small that requests are retracted."""
+    """ADAPTIVE as users run it, with a pool so small that requests are retracted; FLy where a test sets a kappa."""
     pool = ["--max-total-tokens", str(SMALL_POOL)]
-    return servers.get("dcs", target, [*adaptive_args({"policy": "dcs", **PAPER_RANGE}), *pool])
+    config = {"policy": "dcs", "verifier": "fly", "fly": {"window": 3}, **PAPER_RANGE}
+    return servers.get("dcs", target, [*adaptive_args(config), *pool])
 
 
 @pytest.fixture(scope="session")

@@ -134,9 +134,9 @@ def test_openai_responses_carry_the_same_figures(ada: Client, route):
     assert sum(details["spec_correct_drafts_histogram"]) == details["spec_verify_ct"]
 
 
-def test_server_info_shows_the_effective_config_and_the_states(ada: Client):
+def test_server_info_shows_the_effective_config_and_the_states(ada: Client, ada_config):
     info = ada.adaptive_info()
-    config = AdaptiveConfig.from_dict({"policy": "cycle", "shape": {"range": "paper"}})
+    config = AdaptiveConfig.from_dict(ada_config)
     # Every key with its effective value, through JSON as the server sends it.
     assert info["config"] == json.loads(json.dumps(config.to_dict()))
     shapes = [str(shape) for shape in PRESETS["paper"].reachable()]

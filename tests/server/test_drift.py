@@ -54,6 +54,7 @@ def test_what_was_said_before_is_drafted_better(fresh: Client, reference: Refere
     seen = tenant(fresh, "again")
     assert 0 < seen["hits"] <= seen["lookups"]
     assert seen["slots"] == seen["allocations"] > 0
+    assert 0 < seen["mean_gain"] <= 1.0
     assert seen["steps_with"] > seen["steps_without"] > 0
 
 
@@ -117,6 +118,17 @@ def _model_of(file: Path) -> str:
         model = stream.metadata()["model"]
     assert len(model) == 64
     return model
+
+
+def test_prometheus_counts_steps_by_correction_and_what_the_memory_did(fresh: Client, prompts):
+    before = fresh.counters()
+    answers = ask(fresh, prompts[:4], tenant="counted")
+    fresh.wait_until_idle()
+    grown = fresh.counters() - before
+    assert grown["drift_steps"] == sum(answer.meta["spec_verify_ct"] for answer in answers)
+    assert grown["drift_accepted_drafts"] == sum(accepted(answers))
+    # Lookups, hits, allocations and evictions, all in one sum, of which the last steps are not told yet.
+    assert grown["drift_events"] > 0
 
 
 def test_settings_that_are_not_there_are_refused(remembering: Client):

@@ -13,6 +13,7 @@ from adaptivespec.config import (
     GraphConfig,
     MarginConfig,
     ShapeConfig,
+    TalonConfig,
     resolve_start,
     selectable_shapes,
 )
@@ -32,7 +33,7 @@ triplets = st.tuples(st.integers(-1, 9), st.integers(-1, 5), st.integers(-1, 12)
 plausible = st.fixed_dictionaries(
     {},
     optional={
-        "policy": st.sampled_from(["dcs", "static", "cycle", "DCS"]) | json_values,
+        "policy": st.sampled_from(["dcs", "talon", "static", "cycle", "DCS"]) | json_values,
         "shape": st.fixed_dictionaries(
             {},
             optional={
@@ -86,6 +87,7 @@ def test_defaults_need_no_file():
             "extra": [],
         },
         "dcs": {"divisor": 0.5, "alpha": 0.3, "initial_rar": 0.5, "breaker_steps": 5},
+        "talon": {"budget": None},
         "margin": {"kappa": None, "sampled": False, "max_promotions": 1, "top_k_guard": 0},
         "graphs": {"memory_budget_gb": None, "max_batch_size": None, "max_rows": None},
         "fly": {"top": 3, "min_entropy": 0.3, "window": 6},
@@ -113,6 +115,7 @@ def test_every_key_is_read(tmp_path):
         "policy": "static",
         "shape": {"range": {"low": [1, 1, 2], "high": [5, 4, 8]}, "start": [3, 1, 4], "extra": [[5, 4, 8]]},
         "dcs": {"divisor": 0.25, "alpha": 1, "initial_rar": 0, "breaker_steps": 7},
+        "talon": {"budget": 8},
         "margin": {"kappa": 0.2, "sampled": True, "max_promotions": 0, "top_k_guard": 5},
         "graphs": {"memory_budget_gb": 1.5, "max_batch_size": 16, "max_rows": 1_000_000},
         "fly": {"top": 5, "min_entropy": 0.5, "window": 4},
@@ -140,6 +143,7 @@ def test_every_key_is_read(tmp_path):
             range=ShapeRange(TreeShape(1, 1, 2), TreeShape(5, 4, 8)), start=CHAIN, extra=(TreeShape(5, 4, 8),)
         ),
         dcs=DcsConfig(divisor=0.25, alpha=1.0, initial_rar=0.0, breaker_steps=7),
+        talon=TalonConfig(budget=8),
         margin=MarginConfig(kappa=0.2, sampled=True, max_promotions=0, top_k_guard=5),
         fly=FlyConfig(top=5, min_entropy=0.5, window=4),
         drift=DriftConfig(True, 64, 8, 4, 1.0, 0.3, 0.8, 4.0, 2, False, 0, "bank.safetensors"),
@@ -189,7 +193,7 @@ def test_ranges_can_be_named(name):
         ({"dcs": {"beta": 1}}, "dcs.beta: found an unknown key"),
         ({1: 2}, "1: found an unknown key"),
         ({"a b\n": 2}, "'a b\\n': found an unknown key"),
-        ({"policy": "cost"}, "policy: found 'cost'; expected one of dcs, static, cycle"),
+        ({"policy": "cost"}, "policy: found 'cost'; expected one of dcs, talon, static, cycle"),
         ({"policy": None}, "policy: found None"),
         ({"dcs": {"alpha": "0.3"}}, "dcs.alpha: found '0.3'; expected a number from 0 to 1"),
         ({"dcs": {"alpha": True}}, "dcs.alpha: found True"),

@@ -128,12 +128,10 @@ class DictionaryModel:
         for row in founders:
             if pool:
                 claimed[row] = pool.pop(0)
-        taken: dict[int, int] = {}
         for row in founders[len(claimed) :]:
-            bank = banks[row]
-            if taken.get(bank, 0) < len(own[bank]):
-                claimed[row] = own[bank][taken.get(bank, 0)]
-            taken[bank] = taken.get(bank, 0) + 1
+            left = [place for place in own[banks[row]] if place not in claimed.values()]
+            if left:
+                claimed[row] = left[0]
         return claimed
 
 
@@ -158,6 +156,21 @@ def residual(draft: list[float], target: list[float], params: DriftParams) -> di
 
 
 banks_of_calls = st.lists(st.lists(st.sampled_from([0, 0, 1, NO_BANK]), min_size=1, max_size=5), max_size=12)
+
+
+def test_rows_that_share_a_call_found_prototypes_in_slots_of_their_own() -> None:
+    """Bank 0 is one slot beyond its share and no slot is free: two newcomers take its two oldest slots."""
+    params = replace(SMALL, num_slots=6, threshold=0.999)
+    memory = make(params)
+    angles = torch.arange(6) * 0.5
+    keys = torch.stack((angles.cos(), angles.sin(), torch.zeros(6)), dim=1)
+    logits = torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(0))
+    memory.learn(keys, logits, -logits, torch.tensor([0, 0, 0, 0, 1, 1]))
+    newcomers = torch.tensor([[0.0, 0.6, 0.8], [0.0, -0.6, 0.8]])
+    memory.learn(newcomers, logits[:2], -logits[:2], torch.zeros(2, dtype=torch.int64))
+    assert memory.occupancy() == [4, 2]
+    for newcomer in newcomers:
+        assert (memory.keys @ newcomer).max() > 0.999
 
 
 @settings(deadline=None, max_examples=60)
