@@ -168,6 +168,8 @@ class DriftConfig(Section):
         enabled: whether there is one.
         num_slots, num_tokens, num_neighbours, gain, rate, threshold, clip, num_banks: see `drift.DriftParams`.
         learn: false: the memory is used as loaded and never changes.
+        shared: whether there is one more bank, which requests that say ``share`` teach, and are corrected by where their
+            own bank has nothing near.
         check_every: every so many steps of a request, one runs the other way, without correction where there is one, so
             that acceptance with and without is known and a tenant is switched to what accepts more; 0: never. 2 to
             1000000 else. Source: this project.
@@ -185,15 +187,16 @@ class DriftConfig(Section):
     clip: float = field(default=DriftParams.clip, metadata={"check": number(above=0.0, high=100.0)})
     num_banks: int = field(default=DriftParams.num_banks, metadata={"check": integer(1, 1024)})
     learn: bool = field(default=True, metadata={"check": flag})
+    shared: bool = field(default=False, metadata={"check": flag})
     check_every: int = field(default=16, metadata={"check": zero_or(integer(2, 1_000_000))})
     file: str | None = field(default=None, metadata={"check": optional(text)})
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_banks > self.num_slots:
+        if self.params.num_banks > self.num_slots:
             raise ConfigError(
                 where="drift.num_banks",
-                found=f"{self.num_banks} banks for {self.num_slots} slots",
+                found=f"{self.params.num_banks} banks for {self.num_slots} slots",
                 expected="at least one slot a bank",
                 fix="lower num_banks or raise num_slots",
             )
@@ -201,7 +204,8 @@ class DriftConfig(Section):
     @property
     def params(self) -> DriftParams:
         """What the memory itself needs to know."""
-        return DriftParams(**{item.name: getattr(self, item.name) for item in fields(DriftParams)})
+        params = DriftParams(**{item.name: getattr(self, item.name) for item in fields(DriftParams)})
+        return replace(params, num_banks=self.num_banks + self.shared)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ class RequestOptions(Section):
         enabled: false: strict, and the policy learns nothing from this request, which is still drafted with its batch.
         drift: false: the memory neither corrects the draft for this request nor learns from it.
         tenant: whose memory it is, where the request has no ``cache_salt`` or ``extra_key``, which say so first.
+        share: teach the bank that all requests with this option share, and be corrected by it where the tenant's own knows
+            nothing; for servers with ``drift.shared``.
         details: list the promoted tokens, with both probabilities, in the response.
     """
 
@@ -28,6 +30,7 @@ class RequestOptions(Section):
     enabled: bool = field(default=True, metadata={"check": flag})
     drift: bool = field(default=True, metadata={"check": flag})
     tenant: str | None = field(default=None, metadata={"check": optional(text)})
+    share: bool = field(default=False, metadata={"check": flag})
     details: bool = field(default=False, metadata={"check": flag})
 
     @classmethod

@@ -62,7 +62,7 @@ class DriftMemory:
         self.counters = torch.zeros(params.num_banks, len(self.COUNTERS), dtype=torch.int64, device=device)
         self.gain_applied = torch.zeros(params.num_banks, dtype=torch.float64, device=device)
 
-    def apply(self, hidden: Tensor, logits: Tensor, banks: Tensor) -> None:
+    def apply(self, hidden: Tensor, logits: Tensor, banks: Tensor, fallback: Tensor | None = None) -> None:
         """Correct draft logits, in place. Host sync: none. Graph-safe: yes.
 
         The weight of a neighbour falls with its cosine distance as a Gaussian whose standard deviation is the distance
@@ -72,9 +72,17 @@ class DriftMemory:
             hidden: ``[R, H]``, states that the logits were made from.
             logits: ``[R, V]`` floating point, contiguous or not.
             banks: ``[R]`` int64; rows of `NO_BANK` are left as they are.
+            fallback: ``[R]`` int64, banks that are asked where a row's own has no prototype within the threshold.
         """
         params = self.params
-        cosine = self._cosine(_unit(hidden), banks)
+        product = self._product(_unit(hidden))
+        cosine = self._in_bank(product, banks)
+        is_asked, answering = banks != NO_BANK, banks
+        if fallback is not None:
+            asks_on = is_asked & (fallback != NO_BANK) & (cosine.amax(dim=1) < params.threshold)
+            cosine = torch.where(asks_on.unsqueeze(1), self._in_bank(product, fallback), cosine)
+            answering = torch.where(asks_on, fallback, banks)
+            self._count(fallback, lookups=asks_on)
         near, slots = cosine.topk(min(params.num_neighbours, params.num_slots), dim=1)
         is_near = near >= params.threshold
         weights = torch.exp(-0.5 * ((1 - near) / (1 - params.threshold)).square()).masked_fill(~is_near, 0.0)
@@ -87,9 +95,9 @@ class DriftMemory:
         else:
             logits.scatter_add_(1, tokens.flatten(1), biases.flatten(1))
         self._touch(slots, is_near)
-        is_asked = banks != NO_BANK
-        self._count(banks, lookups=is_asked, hits=is_asked & is_near[:, 0])
-        self.gain_applied.scatter_add_(0, banks.clamp(min=0), weights.sum(dim=1, dtype=torch.float64))
+        self._count(banks, lookups=is_asked)
+        self._count(answering, hits=is_near[:, 0])
+        self.gain_applied.scatter_add_(0, answering.clamp(min=0), weights.sum(dim=1, dtype=torch.float64))
 
     @torch.no_grad()
     def learn(self, hidden: Tensor, draft_logits: Tensor, target_logits: Tensor, banks: Tensor) -> None:
@@ -112,7 +120,7 @@ class DriftMemory:
         key = key.nan_to_num(0.0, 0.0, 0.0)
         residual = residual.nan_to_num(0.0, 0.0, 0.0)
 
-        cosine, slot = self._cosine(key, banks).max(dim=1)
+        cosine, slot = self._in_bank(self._product(key), banks).max(dim=1)
         is_within = cosine >= params.threshold
         is_met = _is_first(slot.unsqueeze(1) == slot, is_within)
         alike = ((key @ key.T) >= params.threshold) & (banks.unsqueeze(1) == banks)
@@ -164,11 +172,15 @@ class DriftMemory:
         """Bytes of all tensors."""
         return sum(tensor.nbytes for tensor in (*self._rows.values(), self.clock, self.counters, self.gain_applied))
 
-    def _cosine(self, key: Tensor, banks: Tensor) -> Tensor:
-        """``[R, N]`` cosine to each prototype of the row's own bank, less than any cosine to the others; NaN of NaN."""
-        asked = banks.masked_fill(banks == NO_BANK, _NOBODY)
+    def _product(self, key: Tensor) -> Tensor:
+        """``[R, N]`` cosine to each prototype, also of other banks and to free slots."""
         # The long side first: on CPUs several times as fast as `key @ keys.T` for a few rows.
-        return (self.keys @ key.T).T.masked_fill(self.owner != asked.unsqueeze(1), _NOTHING)
+        return (self.keys @ key.T).T
+
+    def _in_bank(self, product: Tensor, banks: Tensor) -> Tensor:
+        """The cosines to prototypes of the row's bank, less than any cosine in the place of others; NaN of NaN."""
+        asked = banks.masked_fill(banks == NO_BANK, _NOBODY)
+        return product.masked_fill(self.owner != asked.unsqueeze(1), _NOTHING)
 
     def _residual(self, draft: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """``[R, m]`` int64 ids of the likeliest tokens of either model, and target minus draft there, in nats."""

@@ -3,17 +3,23 @@
 
 For each set of prompts: the target's greedy answers (made once, kept in the out folder), then decoding with chains of
 `--num-steps` drafts over the answers in their order, replayed exactly (see `adaptivespec.offline.chain`), by the draft
-alone and with a memory that starts empty. `--skip` separates the prompts that settings are chosen on from those reported.
-Each `--vary NAME=V,V,...` adds runs that differ from the setting in that one value. The last line of the output is one
-JSON object.
+alone and with a memory that starts empty. The first `--skip` prompts of each set are for choosing settings, and for
+tuning; those after them are reported.
 
-    python scripts/drift_eval.py --prompts law=law.jsonl --prompts code=code.jsonl --num-prompts 16 --set gain=1.0 \\
-        --vary threshold=0.8,0.9,0.95
+`--vary NAME=V,V` adds runs that differ from the setting in that one value. `--tune STEPS` adds two references that train:
+a draft tuned beforehand on the answers to the skipped prompts, and one that takes an optimizer step on every answer once it
+is given. `--general NAME` says which set is what the draft was trained on, and adds a slow blend from it into each other set,
+and a sequence that switches sets every three prompts. The last line of the output is one JSON object.
+
+    python scripts/drift_eval.py --prompts law=law.jsonl --prompts code=code.jsonl --skip 32 --num-prompts 32 --tune 60
+    python scripts/drift_eval.py --prompts law=law.jsonl --num-prompts 32 --vary threshold=0.8,0.9,0.95
 """
 
 import argparse
 import json
+import random
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,31 +27,41 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from adaptivespec.offline.chain import decode
-from adaptivespec.offline.pair import Answer, Pair
-from adaptivespec.offline.statistics import Interval, accept_length, gain
-from adaptivespec.prompt_files import add_arguments, fill_in_pair
+from adaptivespec.draft_training.model import Eagle3Draft
+from adaptivespec.draft_training.ttt import Batch
+from adaptivespec.offline.chain import Trace, decode, rejected_residuals
+from adaptivespec.offline.pair import Pair
+from adaptivespec.offline.statistics import Interval, Steps, accept_length, gain, recovery
+from adaptivespec.offline.tuning import Tuner, tuned_draft
+from adaptivespec.prompt_files import PromptFile, add_arguments, fill_in_pair
 from drift.memory import DriftMemory
 from drift.params import DriftParams
 
-BASE = "memory"
+ALONE, BASE, TUNED, ONLINE = "draft alone", "memory", "tuned beforehand", "tuned while serving"
 WINDOW = 50  # steps that a point of the curves is the mean of
+SWITCH_EVERY = 3  # prompts
 
 
 def main() -> int:
     args = _parse_args()
-    settings = {BASE: args.params} | args.variants
     pair = Pair(str(args.target), str(args.draft))
+    sets = {source.name: _batches(pair, source, args, args.skip, args.num_prompts) for source in args.prompts}
+    tuned: dict[str, Eagle3Draft] = {}
+    if args.tune:
+        for source in args.prompts:
+            before = _batches(pair, source, args, 0, args.skip)
+            tuned[source.name] = tuned_draft(
+                pair.draft, pair.embed, before, args.tune, args.learning_rate, args.num_steps
+            )
     report: dict[str, Any] = {"setting": vars(args.params), "num_steps": args.num_steps, "sets": {}}
     curves = {}
-    for source in args.prompts:
-        answers = pair.answers(source, args)
-        alone, runs, memories = _replay(pair, answers, settings, args.num_steps, source.name)
-        report["sets"][source.name] = _summary(alone, runs, memories)
-        curves[source.name] = {"draft alone": alone, BASE: runs[BASE]}
+    for name, answers in (sets | _sequences(sets, args.general)).items():
+        runs, memories, spectrum = _replay(pair, answers, args, tuned.get(name.rpartition(" ")[2]), name)
+        report["sets"][name] = _summary(runs, memories) | {"energy_of_top_directions": spectrum}
+        curves[name] = {label: runs[label] for label in (ALONE, BASE, TUNED, ONLINE) if label in runs}
     report["mean_gain"] = {
-        name: round(sum(each["runs"][name]["gain"][0] for each in report["sets"].values()) / len(report["sets"]), 4)
-        for name in settings
+        label: round(sum(report["sets"][name]["runs"][label]["gain"][0] for name in sets) / len(sets), 4)
+        for label in memories
     }
     (args.out / "drift_eval.json").write_text(json.dumps(report, indent=1))
     _plot(curves, args.out / "drift_eval.png")
@@ -54,82 +70,137 @@ def main() -> int:
     return 0
 
 
+def _batches(pair: Pair, source: PromptFile, args: Any, skip: int, count: int) -> list[Batch]:
+    answers = pair.answers(source, args.out, skip, count, args.max_new_tokens)
+    return [
+        pair.batch(answer) for answer in tqdm(answers, desc=f"{source.name}: states") if len(answer.answer_ids) >= 2
+    ]
+
+
+def _sequences(sets: dict[str, list[Batch]], general: str | None) -> dict[str, list[Batch]]:
+    """Traffic that changes: blends of the general set into each other, and all sets by turns."""
+    if general is None:
+        return {}
+    rng, found = random.Random(0), {}
+    for name, answers in sets.items():
+        if name != general:
+            count = min(len(answers), len(sets[general]))
+            found[f"{general} into {name}"] = [
+                answers[i] if rng.random() < i / (count - 1) else sets[general][i] for i in range(count)
+            ]
+    rounds = min(map(len, sets.values())) // SWITCH_EVERY
+    found["switching"] = [
+        answer
+        for turn in range(rounds)
+        for answers in sets.values()
+        for answer in answers[turn * SWITCH_EVERY : (turn + 1) * SWITCH_EVERY]
+    ]
+    return found
+
+
 def _replay(
-    pair: Pair, answers: list[Answer], settings: dict[str, DriftParams], num_steps: int, name: str
-) -> tuple[list[list[int]], dict[str, list[list[int]]], dict[str, DriftMemory]]:
-    """Accepted drafts by prompt and step, of the draft alone and with each memory."""
+    pair: Pair, answers: list[Batch], args: Any, tuned: Eagle3Draft | None, name: str
+) -> tuple[dict[str, list[list[int]]], dict[str, DriftMemory], dict[str, float]]:
+    """Accepted drafts by prompt and step, of each method; the memories; the energy of the residuals' directions."""
     hidden, vocab = pair.draft.config["hidden_size"], pair.draft.config["draft_vocab_size"]
+    settings = {BASE: args.params} | args.variants
     memories = {label: DriftMemory(params, hidden, vocab, "cpu") for label, params in settings.items()}
-    alone: list[list[int]] = []
-    runs: dict[str, list[list[int]]] = {label: [] for label in settings}
+    methods: dict[str, Callable[[Batch, Trace], list[int]]] = {ALONE: lambda answer, trace: decode(trace)}
+    for label, memory in memories.items():
+        methods[label] = lambda answer, trace, memory=memory: decode(trace, memory)
+    if tuned is not None:
+        methods[TUNED] = lambda answer, trace: decode(pair.trace(answer, args.num_steps, tuned))
+    if args.tune:
+        tuner = Tuner(pair.draft, pair.embed, args.learning_rate, args.num_steps)
+
+        def online(answer: Batch, trace: Trace) -> list[int]:
+            steps = decode(pair.trace(answer, args.num_steps, tuner.draft))
+            tuner.step([answer])
+            return steps
+
+        methods[ONLINE] = online
+    runs: dict[str, list[list[int]]] = {label: [] for label in methods}
+    residuals = []
     for answer in tqdm(answers, desc=f"{name}: decoding"):
-        if len(answer.answer_ids) < 2:
-            continue
-        trace = pair.trace(answer, num_steps)
-        alone.append(decode(trace))
-        for label, memory in memories.items():
-            runs[label].append(decode(trace, memory))
-    return alone, runs, memories
+        trace = pair.trace(answer, args.num_steps)
+        residuals.append(rejected_residuals(trace))
+        for label, method in methods.items():
+            runs[label].append(method(answer, trace))
+    return runs, memories, _energy(torch.cat(residuals))
 
 
-def _summary(alone: list[list[int]], runs: dict[str, list[list[int]]], memories: dict[str, DriftMemory]) -> dict:
+def _energy(residuals: torch.Tensor, directions: tuple[int, ...] = (16, 64)) -> dict[str, float]:
+    """Share of the squared length of the residuals in their top singular directions."""
+    squares = torch.linalg.svdvals(residuals).square()
+    return {str(count): round((squares[:count].sum() / squares.sum()).item(), 3) for count in directions}
+
+
+def _summary(runs: dict[str, list[list[int]]], memories: dict[str, DriftMemory]) -> dict[str, Any]:
+    alone = runs[ALONE]
+    half = len(alone) // 2
+
+    def of(label: str, steps: Steps) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "accept_length": round(accept_length(steps), 4),
+            "gain": _rounded(gain(steps, alone)),
+            "gain_last_half": _rounded(gain(steps[half:], alone[half:])),
+        }
+        if TUNED in runs and label != TUNED:
+            found["recovery"] = _rounded(recovery(steps, alone, runs[TUNED]))
+            found["recovery_last_half"] = _rounded(recovery(steps[half:], alone[half:], runs[TUNED][half:]))
+        if label in memories:
+            counts = dict(zip(DriftMemory.COUNTERS, memories[label].counters.sum(0).tolist(), strict=True))
+            found["hit_rate"] = round(counts["hits"] / max(1, counts["lookups"]), 3)
+            found["slots"] = memories[label].occupancy()[0]
+        return found
+
     return {
         "num_prompts": len(alone),
         "verify_steps": sum(map(len, alone)),
         "accept_length_alone": round(accept_length(alone), 4),
-        "runs": {
-            label: {
-                "accept_length": round(accept_length(steps), 4),
-                "gain": [round(x, 4) for x in gain(steps, alone)],
-                "gain_last_half": [round(x, 4) for x in _last_half(steps, alone)],
-                "hit_rate": round(_share(memories[label], "hits", "lookups"), 3),
-                "slots": memories[label].occupancy()[0],
-            }
-            for label, steps in runs.items()
-        },
+        "runs": {label: of(label, steps) for label, steps in runs.items() if label != ALONE},
     }
 
 
-def _last_half(steps: list[list[int]], alone: list[list[int]]) -> Interval:
-    half = len(alone) // 2
-    return gain(steps[half:], alone[half:])
-
-
-def _share(memory: DriftMemory, part: str, whole: str) -> float:
-    count = dict(zip(memory.COUNTERS, memory.counters.sum(0).tolist(), strict=True))
-    return count[part] / max(1, count[whole])
+def _rounded(interval: Interval) -> list[float]:
+    return [round(x, 4) for x in interval]
 
 
 def _plot(curves: dict[str, dict[str, list[list[int]]]], file: Path) -> None:
     import matplotlib.pyplot as plt
 
+    columns = min(3, len(curves))
+    rows = -(-len(curves) // columns)
     figure, axes = plt.subplots(
-        1, len(curves), figsize=(4 * len(curves), 3.4), sharey=True, squeeze=False, layout="constrained"
+        rows, columns, figsize=(4 * columns, 3 * rows), sharey=True, squeeze=False, layout="constrained"
     )
-    for axis, (name, lines) in zip(axes[0], curves.items(), strict=True):
+    for axis in axes.flat[len(curves) :]:
+        axis.set_visible(False)
+    for axis, (name, lines) in zip(axes.flat, curves.items(), strict=False):
         for label, steps in lines.items():
+            # By tokens, not by steps: so that at one place all methods are at the same text.
             flat = torch.tensor([float(1 + count) for prompt in steps for count in prompt])
             means = flat.unfold(0, min(WINDOW, len(flat)), 1).mean(1)
-            axis.plot(range(len(flat) - len(means), len(flat)), means, label=label)
-        axis.set_title(f"{name}, n = {len(steps)} prompts")
-        axis.set_xlabel("verify steps")
-    axes[0][0].set_ylabel(f"accept length, mean of {WINDOW} steps")
-    axes[0][0].legend()
+            axis.plot(flat.cumsum(0)[len(flat) - len(means) :], means, label=label, linewidth=1)
+        axis.set_title(f"{name}, n = {len(lines[ALONE])} prompts", fontsize=9)
+        axis.set_xlabel("tokens", fontsize=8)
+    axes[0][0].set_ylabel(f"accept length, mean of {WINDOW} steps", fontsize=8)
+    axes[0][0].legend(fontsize=7)
     figure.savefig(file, dpi=120)
 
 
 def _print_table(report: dict[str, Any]) -> None:
-    sets = report["sets"]
-    print(f"\n{'':22}" + "".join(f"{name:>26}" for name in sets) + f"{'mean gain':>12}")
-    print(f"{'draft alone':22}" + "".join(f"{each['accept_length_alone']:>26.3f}" for each in sets.values()))
-    for label, mean in report["mean_gain"].items():
-        cells = ""
-        for each in sets.values():
-            value, low, high = each["runs"][label]["gain"]
-            cells += f"{f'{value:+.3f} ({low:+.3f} {high:+.3f})':>26}"
-        print(f"{label:22}{cells}{mean:>+12.4f}")
+    for name, each in report["sets"].items():
+        print(f"\n{name}: {each['num_prompts']} prompts, draft alone {each['accept_length_alone']:.3f}")
+        for label, run in each["runs"].items():
+            value, low, high = run["gain"]
+            line = f"  {label:22}{run['accept_length']:8.3f}  {value:+.3f} ({low:+.3f} to {high:+.3f})"
+            if "recovery" in run:
+                line += "  recovery {:.2f} ({:.2f} to {:.2f})".format(*run["recovery"])
+            print(line)
     print(
-        "accept length, bonus token included; below it what a memory adds, with 95% bootstrap intervals over prompts\n"
+        "\naccept length, bonus token included; what a method adds, and its share of what tuning beforehand adds, with "
+        "95% bootstrap intervals over prompts\n"
     )
 
 
@@ -147,6 +218,11 @@ def _parse_args() -> Any:
     parser.add_argument("--num-steps", type=int, default=3, help="drafts of a chain (%(default)s)")
     parser.add_argument("--set", type=_setting, action="append", default=[], metavar="NAME=VALUE", help="of the memory")
     parser.add_argument("--vary", type=_setting, action="append", default=[], metavar="NAME=V,V", help="one at a time")
+    parser.add_argument(
+        "--tune", type=int, default=0, metavar="STEPS", help="of the draft tuned beforehand; 0: no tuning"
+    )
+    parser.add_argument("--learning-rate", type=float, default=3e-4, help="of all tuning (%(default)s)")
+    parser.add_argument("--general", metavar="NAME", help="the set that is like what the draft was trained on")
     parser.add_argument("--out", type=Path, default=Path("out/drift"), help="folder (%(default)s)")
     args = parser.parse_args()
     args.params = replace(DriftParams(num_banks=1), **{name: values[0] for name, values in args.set})
@@ -156,6 +232,10 @@ def _parse_args() -> Any:
         for value in values
         if value != getattr(args.params, name)
     }
+    if args.tune and not args.skip:
+        parser.error("--tune: found no prompts to tune on; expected --skip of at least 1; fix: give --skip")
+    if args.general is not None and args.general not in {source.name for source in args.prompts}:
+        parser.error(f"--general: found {args.general!r}; expected the name of one of --prompts; fix: correct it")
     args.out.mkdir(parents=True, exist_ok=True)
     fill_in_pair(args)
     return args

@@ -78,8 +78,9 @@ def main() -> int:
     pair = Pair(str(args.target), str(args.draft))
     sets = {}
     for source in args.prompts:
-        answers = pair.answers(source, args)
-        traces = (pair.trace(answer, args.num_steps) for answer in tqdm(answers, desc=source.name) if answer.answer_ids)
+        answers = pair.answers(source, args.out, args.skip, args.num_prompts, args.max_new_tokens)
+        batches = (pair.batch(answer) for answer in tqdm(answers, desc=source.name) if answer.answer_ids)
+        traces = (pair.trace(batch, args.num_steps) for batch in batches)
         sets[source.name] = [Chains(hits(trace), confidence(trace)) for trace in traces]
     report: dict[str, Any] = {"cost": args.cost._asdict(), "rows": {}}
     for label, config in _configs(args).items():

@@ -116,3 +116,20 @@ def decode(trace: Trace, memory: DriftMemory | None = None) -> list[int]:
             )
         at += count + 1
     return accepted
+
+
+@torch.inference_mode()
+def rejected_residuals(trace: Trace) -> Tensor:
+    """What the target's log-probabilities are above the draft's where decoding without a memory rejects a draft.
+
+    Returns:
+        ``[rejections, V]``.
+    """
+    num_steps = trace.hidden.shape[1]
+    found, at = [trace.draft_logits.new_zeros(0, trace.draft_logits.shape[2])], 0
+    for count in decode(trace):
+        if count < num_steps and at + count < trace.num_tokens:
+            target, draft = trace.target_logits[at + count], trace.draft_logits[at, count]
+            found.append((target.log_softmax(0) - draft.log_softmax(0))[None])
+        at += count + 1
+    return torch.cat(found)

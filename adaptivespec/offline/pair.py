@@ -3,14 +3,15 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from adaptivespec.draft_training.model import Eagle3Draft, load_draft
 from adaptivespec.draft_training.target_states import target_forward
+from adaptivespec.draft_training.ttt import Batch
 from adaptivespec.offline.chain import Trace, trace_answer
 from adaptivespec.prompt_files import PromptFile, chat_text
 
@@ -31,18 +32,14 @@ class Pair:
         self.model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval().requires_grad_(False)
         self.draft: Eagle3Draft = load_draft(Path(draft)).requires_grad_(False)
 
-    def answers(self, source: PromptFile, args: Any) -> list[Answer]:
-        """The target's greedy answers to a set of prompts, made once and kept in the out folder.
-
-        Args:
-            args: of `prompt_files.add_arguments`, and `out`.
-        """
-        file = args.out / f"answers-{source.name}-{args.skip}-{args.num_prompts}-{args.max_new_tokens}.json"
+    def answers(self, source: PromptFile, folder: Path, skip: int, count: int, max_new_tokens: int) -> list[Answer]:
+        """The target's greedy answers to `count` prompts of a set after the first `skip`, made once and kept in a folder."""
+        file = folder / f"answers-{source.name}-{skip}-{count}-{max_new_tokens}.json"
         if not file.exists():
-            texts = [chat_text(self.tokenizer, row["text"]) for row in source.rows(args.num_prompts, args.skip)]
+            texts = [chat_text(self.tokenizer, row["text"]) for row in source.rows(count, skip)]
             found = []
             for start in tqdm(range(0, len(texts), 8), desc=f"{source.name}: answers"):
-                found += self._answer(texts[start : start + 8], args.max_new_tokens)
+                found += self._answer(texts[start : start + 8], max_new_tokens)
             file.write_text(json.dumps([vars(each) for each in found]))
         return [Answer(**each) for each in json.loads(file.read_text())]
 
@@ -57,9 +54,19 @@ class Pair:
             for prompt, answer in zip(prompts, answers, strict=True)
         ]
 
-    def trace(self, answer: Answer, num_steps: int) -> Trace:
-        """What the draft does on an answer."""
-        ids = answer.prompt_ids + answer.answer_ids
-        states, _ = target_forward(self.model.model, torch.tensor([ids]))
-        embed = self.model.model.embed_tokens.weight
-        return trace_answer(self.draft, embed, ids, states[0], len(answer.prompt_ids), num_steps)
+    @property
+    def embed(self) -> Tensor:
+        """The target's embedding table, ``[V, H]``, which is also its head."""
+        embed: Tensor = self.model.model.embed_tokens.weight
+        return embed
+
+    def batch(self, answer: Answer) -> Batch:
+        """An answer with the target's states, one row."""
+        tokens = torch.tensor([answer.prompt_ids + answer.answer_ids])
+        states, _ = target_forward(self.model.model, tokens)
+        return Batch(tokens, states, torch.tensor([len(answer.prompt_ids)]), torch.tensor([tokens.shape[1]]))
+
+    def trace(self, answer: Batch, num_steps: int, draft: Eagle3Draft | None = None) -> Trace:
+        """What a draft does on an answer; None: the pair's own."""
+        ids = answer.tokens[0].tolist()
+        return trace_answer(draft or self.draft, self.embed, ids, answer.states[0], int(answer.prompt_lens), num_steps)

@@ -5,7 +5,6 @@ draft-extend, eagerly and while a graph is captured. What it reads lies in buffe
 """
 
 import logging
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from drift.tenants import Tenants
 
 logger = logging.getLogger(__name__)
 _DEFAULT_TENANT = ""
-_HITS = DriftMemory.COUNTERS.index("hits")
 _PUBLISH_EVERY = 64  # steps; far more than can be under way at once, so that a copy to the host has ended by then
 
 
@@ -67,8 +65,11 @@ class DriftLink:
         num_nodes = max(shape.num_draft_tokens for shape in shapes)
         self._states = torch.zeros(max_requests, num_states, hidden_size, dtype=head.dtype, device=device)
         self._state_of_node = torch.zeros(max_requests, num_nodes, dtype=torch.int64, device=device)
-        self._correcting = torch.full((max_requests,), NO_BANK, device=device)
-        self._teaching = torch.full((max_requests,), NO_BANK, device=device)
+        # Of each request's bank and of the shared one: where it is asked, where it is taught.
+        self._correcting, self._teaching, self._asking_on, self._sharing = (
+            torch.full((max_requests,), NO_BANK, device=device) for _ in range(4)
+        )
+        self._shared_bank = config.num_banks if config.shared else None
         self._written: dict[str, list[int]] = {}
         self._banks: list[int] = []
         self._requests: list[RequestDrift] = []
@@ -91,8 +92,11 @@ class DriftLink:
             self.memory.reset(bank)
         bank_of = dict(zip(tenants, banks, strict=True))
         self._banks = [NO_BANK if each.tenant is None else bank_of[each.tenant] for each in self._requests]
-        self._write("_correcting", self._where(each.is_corrected for each in self._requests))
-        self._write("_teaching", self._where(each.teaches for each in self._requests))
+        self._write_correcting()
+        teaches = [each.teaches for each in self._requests]
+        self._write("_teaching", self._banks_where(teaches))
+        if self._shared_bank is not None:
+            self._write("_sharing", self._shared_where(teaches))
 
     def draft(self, draft_forward: Any, forward_batch: Any) -> Any:
         """Run the draft steps, and record the state that each node's children are drafted from. Graph-safe: yes."""
@@ -120,11 +124,13 @@ class DriftLink:
         node = nodes_of_rows(accepted, self._draft.speculative_num_draft_tokens)
         state = self._state_of_node[:batch_size].gather(1, node)
         teaches_here = (accepted >= 0) & (state >= 0)
-        banks = self._teaching[:batch_size].unsqueeze(1).where(teaches_here, NO_BANK).flatten()
+        pupils = [self._teaching] if self._shared_bank is None else [self._teaching, self._sharing]
+        banks = torch.cat([each[:batch_size].unsqueeze(1).where(teaches_here, NO_BANK).flatten() for each in pupils])
         hidden = self._states[:batch_size].gather(
             1, state.clamp(min=0).unsqueeze(2).expand(-1, -1, self._states.shape[2])
         )
-        hidden, rows = hidden.flatten(0, 1), accepted.clamp(min=0).flatten()
+        hidden = hidden.flatten(0, 1).repeat(len(pupils), 1)
+        rows = accepted.clamp(min=0).flatten().repeat(len(pupils))
         if not banks.is_cuda:  # reading it costs nothing there, and most rows teach nothing
             taught = (banks != NO_BANK).nonzero().flatten()
             banks, hidden, rows = banks[taught], hidden[taught], rows[taught]
@@ -140,7 +146,7 @@ class DriftLink:
         for request in self._requests:
             request.step += 1
             request.is_corrected = request.tenant is not None and self._benefit(request.tenant).corrects(request.step)
-        self._write("_correcting", self._where(each.is_corrected for each in self._requests))
+        self._write_correcting()
 
     # -- what the host hears of a step
 
@@ -191,17 +197,20 @@ class DriftLink:
 
     def report(self) -> dict[str, Any]:
         """What `/server_info` shows. Host sync: yes."""
-        counters = self.memory.counters.tolist()
-        occupancy, gains = self.memory.occupancy(), self.memory.gain_applied.tolist()
+        counters, occupancy = self.memory.counters.tolist(), self.memory.occupancy()
+        gains = self.memory.gain_applied.tolist()
+
+        def bank_report(bank: int) -> dict[str, Any]:
+            counts = dict(zip(DriftMemory.COUNTERS, counters[bank], strict=True))
+            return counts | {"slots": occupancy[bank], "mean_gain": gains[bank] / max(1, counts["hits"])}
+
         return {
             "bytes": self.memory.num_bytes + self._states.nbytes,
             "is_frozen": self.is_frozen,
             "tenants": {
-                name: dict(zip(DriftMemory.COUNTERS, counters[bank], strict=True))
-                | {"slots": occupancy[bank], "mean_gain": gains[bank] / max(1, counters[bank][_HITS])}
-                | self._benefit(name).to_dict()
-                for name, bank in self.tenants.banks.items()
+                name: bank_report(bank) | self._benefit(name).to_dict() for name, bank in self.tenants.banks.items()
             },
+            "shared": None if self._shared_bank is None else bank_report(self._shared_bank),
         }
 
     # -- inside
@@ -211,8 +220,19 @@ class DriftLink:
             self._benefits[name] = Benefit(self._config.check_every)
         return self._benefits[name]
 
-    def _where(self, conditions: Iterable[bool]) -> list[int]:
+    def _write_correcting(self) -> None:
+        is_corrected = [each.is_corrected for each in self._requests]
+        self._write("_correcting", self._banks_where(is_corrected))
+        if self._shared_bank is not None:
+            self._write("_asking_on", self._shared_where(is_corrected))
+
+    def _banks_where(self, conditions: list[bool]) -> list[int]:
         return [bank if holds else NO_BANK for bank, holds in zip(self._banks, conditions, strict=True)]
+
+    def _shared_where(self, conditions: list[bool]) -> list[int]:
+        assert self._shared_bank is not None
+        wanted = [holds and each.shares for each, holds in zip(self._requests, conditions, strict=True)]
+        return [self._shared_bank if is_wanted else NO_BANK for is_wanted in wanted]
 
     def _write(self, name: str, values: list[int]) -> None:
         if self._written.get(name) == values:
@@ -234,6 +254,7 @@ class DriftLink:
         forward_batch = args[3]
         batch_size = forward_batch.batch_size
         banks = self._correcting[:batch_size]
+        fallback = None if self._shared_bank is None else self._asking_on[:batch_size]
         mode = forward_batch.forward_mode
         if mode.is_draft_extend_v2() and logits.shape[0] != batch_size:
             # Without a graph there is a row for every node, of which one a request goes on.
@@ -241,7 +262,7 @@ class DriftLink:
             rows = torch.arange(batch_size, device=logits.device) * width
             rows = rows + forward_batch.spec_info.num_accept_tokens.long() - 1
             chosen = logits[rows]
-            self.memory.apply(hidden[rows], chosen, banks)
+            self.memory.apply(hidden[rows], chosen, banks, fallback)
             logits[rows] = chosen
             return
         if mode.is_decode():
@@ -250,7 +271,8 @@ class DriftLink:
             self._states[:batch_size, self._next_state : self._next_state + width] = states
             self._next_state += width
             banks = banks.repeat_interleave(width)
-        self.memory.apply(hidden, logits, banks)
+            fallback = None if fallback is None else fallback.repeat_interleave(width)
+        self.memory.apply(hidden, logits, banks, fallback)
 
 
 @dataclass
@@ -259,12 +281,14 @@ class RequestDrift:
 
     Attributes:
         tenant: whose memory it uses; None where it does without.
+        shares: whether the shared bank is for it too.
         teaches: whether the target's logits say what it would say of itself: nothing bends them for this request.
         step: decode steps so far.
         is_corrected: whether the tree under way is.
     """
 
     tenant: str | None
+    shares: bool
     teaches: bool
     step: int = 0
     is_corrected: bool = True
@@ -275,7 +299,8 @@ class RequestDrift:
         options = options_of(request)
         tenant = request.extra_key or options.tenant or _DEFAULT_TENANT
         is_bent = request.grammar is not None or request.sampling_params.logit_bias or has_penalties(request)
-        return cls(tenant if options.drift and options.enabled else None, not is_bent)
+        is_wanted = options.drift and options.enabled
+        return cls(tenant if is_wanted else None, options.share and is_wanted, not is_bent)
 
 
 def drift_state(request: Any) -> RequestDrift:

@@ -31,7 +31,15 @@ def _check_options(result: None, self: Any, *_args: Any, **_kwargs: Any) -> None
     if not is_adaptive(spec):
         return
     options = RequestOptions.of(self)
-    if options.kappa is not None and _config_of(spec.speculative_adaptive_config).strict_only:
+    config = _config_of(spec.speculative_adaptive_config)
+    if options.share and not (config.drift.enabled and config.drift.shared):
+        raise ConfigError(
+            where=f"{RequestOptions.SECTION}.share",
+            found="true",
+            expected="false: this server has no shared bank",
+            fix="leave it out, or start the server with drift.enabled and drift.shared",
+        )
+    if options.kappa is not None and config.strict_only:
         raise ConfigError(
             where=f"{RequestOptions.SECTION}.kappa",
             found=f"{options.kappa:g}",

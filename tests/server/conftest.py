@@ -127,7 +127,8 @@ def ada(servers: Servers, target: Path, adaptive_args: Callable, ada_config: dic
 @pytest.fixture(scope="session")
 def remembering(servers: Servers, target: Path, adaptive_args: Callable) -> Client:
     """ADAPTIVE with a memory; the same question asked twice is drafted differently."""
-    memory = {"enabled": True, "num_slots": 1024, "gain": 1.0, "check_every": 8, "file": str(servers.folder / "bank")}
+    memory = {"enabled": True, "num_slots": 1024, "gain": 1.0, "check_every": 8, "shared": True}
+    memory["file"] = str(servers.folder / "bank")
     return servers.get("remembering", target, adaptive_args({"policy": "cycle", "drift": memory, **PAPER_RANGE}))
 
 

@@ -82,6 +82,18 @@ def test_a_request_may_do_without(fresh: Client, prompts):
     assert tenant(fresh, "used") == before
 
 
+def test_the_shared_bank_is_for_those_who_share(fresh: Client, prompts):
+    """One tenant's opted-in traffic helps another's, and nobody else's."""
+    ask(fresh, prompts[:2], tenant="giver", share=True)
+    slots = fresh.adaptive_info()["drift"]["shared"]["slots"]
+    assert slots > 0
+    alone = ask(fresh, prompts[:2], tenant="loner")
+    assert fresh.adaptive_info()["drift"]["shared"]["slots"] == slots
+    taker = ask(fresh, prompts[:2], tenant="taker", share=True)
+    assert sum(accepted(taker)) >= 1.1 * sum(accepted(alone))
+    assert [answer.ids for answer in taker] == [answer.ids for answer in alone]
+
+
 def test_bent_targets_do_not_teach(fresh: Client, prompts):
     for sampling in ({"frequency_penalty": 0.5}, {"logit_bias": {"5": 1.0}}, {"json_schema": '{"type": "object"}'}):
         fresh.generate(prompts[0], max_new_tokens=16, **sampling, **options(tenant="bent"))
@@ -104,8 +116,8 @@ def test_an_operator_may_keep_the_memory(fresh: Client, prompts):
     ask(fresh, prompts[:1], tenant="kept")
     fresh.set_state("adaptive_drift", SAVE)
     drift = fresh.adaptive_info()["config"]["drift"]
-    params = DriftParams(num_slots=drift["num_slots"], num_banks=drift["num_banks"])
-    memory, tenants = DriftMemory(params, 576, 8192, "cpu"), Tenants(params.num_banks)
+    params = DriftParams(num_slots=drift["num_slots"], num_banks=drift["num_banks"] + 1)  # one is shared
+    memory, tenants = DriftMemory(params, 576, 8192, "cpu"), Tenants(drift["num_banks"])
     file = Path(drift["file"])
     load_bank(file, memory, tenants, _model_of(file))
     assert memory.occupancy()[tenants.banks["kept"]] == tenant(fresh, "kept")["slots"] > 0
@@ -142,6 +154,7 @@ def test_settings_that_are_not_there_are_refused(remembering: Client):
         ({"tenant": 3}, "custom_params.adaptive.tenant: found 3; expected a text"),
         ({"tenant": ""}, "custom_params.adaptive.tenant: found ''; expected a text"),
         ({"drift": 1}, "custom_params.adaptive.drift: found 1; expected true or false"),
+        ({"share": "yes"}, "custom_params.adaptive.share: found 'yes'; expected true or false"),
     ],
 )
 def test_bad_options_are_answered_with_a_400(remembering: Client, prompts, values, message):

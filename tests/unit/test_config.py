@@ -102,6 +102,7 @@ def test_defaults_need_no_file():
             "clip": 8.0,
             "num_banks": 8,
             "learn": True,
+            "shared": False,
             "check_every": 16,
             "file": None,
         },

@@ -56,9 +56,9 @@ class DictionaryModel:
         found.sort(key=lambda item: -item[0])
         return [item for item in found if item[0] >= self.params.threshold]
 
-    def corrected(self, hidden: list[float], logits: list[float], bank: int) -> list[float]:
+    def corrected(self, hidden: list[float], logits: list[float], bank: int, fallback: int | None) -> list[float]:
         params, logits = self.params, list(logits)
-        near = self.near(hidden, bank)[: params.num_neighbours]
+        near = (self.near(hidden, bank) or self.near(hidden, fallback))[: params.num_neighbours]
         weights = [math.exp(-0.5 * ((1 - cosine) / (1 - params.threshold)) ** 2) for cosine, _ in near]
         for weight, (_, place) in zip(weights, near, strict=True):
             slot = self.slots[place]
@@ -174,16 +174,24 @@ def test_rows_that_share_a_call_found_prototypes_in_slots_of_their_own() -> None
 
 
 @settings(deadline=None, max_examples=60)
-@given(calls=banks_of_calls, seed=st.integers(0, 10**6), num_slots=st.integers(2, 9))
-def test_memory_does_what_the_dictionary_model_does(calls: list[list[int]], seed: int, num_slots: int) -> None:
+@given(
+    calls=banks_of_calls,
+    seed=st.integers(0, 10**6),
+    num_slots=st.integers(2, 9),
+    fallback=st.sampled_from([None, NO_BANK, 1]),
+)
+def test_memory_does_what_the_dictionary_model_does(
+    calls: list[list[int]], seed: int, num_slots: int, fallback: int | None
+) -> None:
     params = replace(SMALL, num_slots=num_slots)
     memory, model = make(params), DictionaryModel(params)
     for call, banks in enumerate(calls):
         hidden, draft, target = rows(seed + call, len(banks))
         logits = draft.clone()
-        memory.apply(hidden, logits, torch.tensor(banks))
+        others = None if fallback is None else torch.full((len(banks),), fallback)
+        memory.apply(hidden, logits, torch.tensor(banks), others)
         wanted = [
-            model.corrected(h, x, bank) if bank != NO_BANK else x
+            model.corrected(h, x, bank, fallback) if bank != NO_BANK else x
             for h, x, bank in zip(hidden.tolist(), draft.tolist(), banks, strict=True)
         ]
         torch.testing.assert_close(logits, torch.tensor(wanted), rtol=1e-4, atol=1e-4)
@@ -204,6 +212,27 @@ def taught(seed: int = 0, count: int = 20, bank: int = 0, params: DriftParams = 
         hidden, draft, target = rows(seed + call, 3)
         memory.learn(hidden, draft, target, torch.full((3,), bank))
     return memory
+
+
+def test_another_bank_is_asked_where_the_own_knows_nothing() -> None:
+    memory = make()
+    known, draft, target = (each[:1] for each in rows(1, 1))
+    foreign = torch.linalg.cross(known, torch.tensor([[0.0, 0.0, 1.0]]))
+    memory.learn(known, draft, target, torch.tensor([0]))
+    memory.learn(foreign, draft, -target, torch.tensor([1]))
+
+    def corrected(hidden: torch.Tensor, bank: int, fallback: int) -> torch.Tensor:
+        logits = draft.clone()
+        memory.apply(hidden, logits, torch.tensor([bank]), torch.tensor([fallback]))
+        return logits
+
+    alone = draft.clone()
+    memory.apply(known, alone, torch.tensor([0]))
+    assert torch.equal(corrected(known, 0, 1), alone)  # its own knows it
+    assert not torch.equal(corrected(foreign, 0, 1), draft)
+    assert torch.equal(corrected(foreign, 0, NO_BANK), draft)
+    assert torch.equal(corrected(foreign, NO_BANK, 1), draft)
+    assert memory.counters.tolist() == [[4, 2, 1, 0], [1, 1, 1, 0]]
 
 
 def test_empty_memory_and_rows_without_a_bank_leave_the_logits_bit_for_bit() -> None:

@@ -42,6 +42,15 @@ def test_a_strict_only_server_refuses_any_kappa(server):
         request_checks._check_options(None, params({"kappa": 0.9}), 100)
 
 
+def test_sharing_needs_a_shared_bank(server):
+    server(config={"drift": {"enabled": True, "shared": True}})
+    request_checks._check_options(None, params({"share": True}), 100)
+    for drift in ({}, {"enabled": True}, {"shared": True}):
+        server(config={"drift": drift})
+        with pytest.raises(ConfigError, match=r"share: found true; expected false: this server has no shared bank"):
+            request_checks._check_options(None, params({"share": True}), 100)
+
+
 def test_custom_logit_processors_are_refused(server):
     request = SimpleNamespace(custom_logit_processor="{}")
     server()
