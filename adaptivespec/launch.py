@@ -3,6 +3,7 @@
 For the demo, the measurements and the tests; a user types the same command by hand.
 """
 
+import http.client
 import json
 import os
 import signal
@@ -12,6 +13,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +22,7 @@ from typing import Any, Self
 from adaptivespec.errors import AdaptiveSpecError
 
 _GRACE_SECONDS = 3.0
+DYING_SECONDS = 5  # a server closes its connections some time before it ends
 
 
 class ServerFailedError(AdaptiveSpecError, RuntimeError):
@@ -128,15 +132,36 @@ class Server:
 
     def post(self, path: str, body: Any, timeout: float = 600) -> Any:
         """The answer to a POST of JSON. Raises `urllib.error.HTTPError` for 4xx and 5xx."""
-        request = urllib.request.Request(
-            self.url + path, data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=timeout) as response:
+        with urllib.request.urlopen(self._request(path, body), timeout=timeout) as response:
             return _parsed(response.read())
+
+    def stream(self, path: str, body: Any, timeout: float = 600) -> Iterator[Any]:
+        """The events of the answer to a POST of JSON, each as it arrives. `timeout` is that of each event."""
+        with urllib.request.urlopen(self._request(path, body), timeout=timeout) as response:
+            for line in response:
+                if line.startswith(b"data:") and (text := line.removeprefix(b"data:").strip()) != b"[DONE]":
+                    yield json.loads(text)
+
+    def resident_bytes(self) -> int:
+        """Main memory of the server's processes now, shared pages counted once."""
+        assert self._process is not None, "start() comes first"
+        sizes = 0
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if os.getpgid(int(folder.name)) == self._process.pid:
+                    rollup = (folder / "smaps_rollup").read_text()
+                    sizes += 1024 * int(rollup.partition("\nPss:")[2].split()[0])
+            except (OSError, IndexError):
+                continue  # it ended meanwhile
+        return sizes
 
     def log_tail(self, lines: int = 30) -> str:
         """The last lines of its log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def _request(self, path: str, body: Any) -> urllib.request.Request:
+        headers = {"Content-Type": "application/json"}
+        return urllib.request.Request(self.url + path, data=json.dumps(body).encode(), headers=headers)
 
     def _failed(self, found: str) -> ServerFailedError:
         return ServerFailedError(
@@ -146,6 +171,26 @@ class Server:
             fix=f"read {self.log}",
             log_tail=self.log_tail(),
         )
+
+
+@contextmanager
+def named_failure(server: Server) -> Iterator[None]:
+    """Turn a broken exchange with a server into an error that says what became of the server."""
+    try:
+        yield
+    except (OSError, http.client.HTTPException) as error:
+        deadline = time.monotonic() + DYING_SECONDS
+        while server.exit_code() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        code = server.exit_code()
+        state = "that still runs" if code is None else f"that ended with code {code}"
+        raise ServerFailedError(
+            where=f"{server.log.stem} server",
+            found=f"no answer ({type(error).__name__}: {error}) from a server {state}",
+            expected="an answer to every request",
+            fix=f"read {server.log}",
+            log_tail=server.log_tail(),
+        ) from error
 
 
 def _group_lives(process: "subprocess.Popen[bytes]") -> bool:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,9 @@ class PromptFile:
         """``count`` rows after the first ``skip``, each with its user turn under ``"text"``.
 
         Raises:
-            PromptFileError: too few rows, or none of the fields that hold a prompt.
+            PromptFileError: no such file, not JSON lines, too few rows, or none of the fields that hold a prompt.
         """
-        with self.path.open(encoding="utf-8") as lines:
-            rows = [json.loads(line) for line in lines]
+        rows = self._read()
         chosen = rows[skip : skip + count]
         if len(chosen) < count:
             raise PromptFileError(
@@ -60,11 +60,38 @@ class PromptFile:
             )
         return [row | {"text": row[field] if isinstance(row[field], str) else row[field][0]} for row in chosen]
 
+    def _read(self) -> list[dict[str, Any]]:
+        try:
+            with self.path.open(encoding="utf-8") as lines:
+                rows = [json.loads(line) for line in lines]
+        except OSError as error:
+            raise PromptFileError(
+                where=str(self.path),
+                found=error.strerror or str(error),
+                expected="a file of JSON lines",
+                fix=f"correct the path after {self.name}=",
+            ) from error
+        except ValueError as error:  # of the decoder too
+            raise PromptFileError(
+                where=str(self.path), found=str(error), expected="a JSON object a line, UTF-8", fix="correct the file"
+            ) from error
+        return rows
+
 
 def chat_text(tokenizer: Any, text: str) -> str:
     """A user turn in the model's chat template, ready for its answer."""
     chat = [{"role": "user", "content": text}]
     return str(tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False))
+
+
+def chat_token_ids(tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
+    """Token ids of each user turn in the model's chat template; the bare text where the model has none."""
+    if tokenizer.chat_template is None:
+        return [tokenizer.encode(prompt) for prompt in prompts]
+    turns = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    texts = [tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True) for turn in turns]
+    # The template writes the special tokens itself.
+    return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

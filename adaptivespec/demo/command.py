@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from adaptivespec.demo.configurations import speculative_configurations
 from adaptivespec.demo.measure import Measurements
-from adaptivespec.demo.prompts import SOURCES, TRACE_PROMPT, chat_token_ids, prompt_sets
+from adaptivespec.demo.prompts import SOURCES, TRACE_PROMPT, prompt_sets
 from adaptivespec.demo.session import Plan, measure
 from adaptivespec.errors import AdaptiveSpecError
 from adaptivespec.launch import ServerFailedError
@@ -95,9 +95,10 @@ def run(options: argparse.Namespace, target: str, draft: str, sources: dict[str,
     from rich.console import Console
     from transformers import AutoTokenizer
 
-    from adaptivespec.demo.provenance import provenance, thread_note
     from adaptivespec.demo.report import write_report
     from adaptivespec.demo.terminal import TerminalProgress, results_table
+    from adaptivespec.prompt_files import chat_token_ids
+    from adaptivespec.provenance import provenance, thread_note
 
     tokenizer = AutoTokenizer.from_pretrained(target)
     plan = Plan(

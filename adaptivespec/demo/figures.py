@@ -1,20 +1,12 @@
 """The demo's plots, each as the bytes of a PNG that reads on a phone."""
 
-import io
 from typing import Any
 
-from matplotlib import colormaps, rc_context
-from matplotlib.figure import Figure
+from matplotlib import colormaps
 
 from adaptivespec.demo.configurations import ADAPTIVE_NAME
 from adaptivespec.demo.measure import ALL_SETS, Measurements
-
-SET_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
-"""Okabe and Ito's, told apart by colour-blind readers."""
-
-STYLE = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False}
-WIDTH_INCHES = 5.2
-DPI = 160
+from adaptivespec.plots import SET_COLOURS, add_legend, new_axes, png
 
 
 def figures(found: Measurements) -> dict[str, bytes]:
@@ -44,7 +36,7 @@ def speed_figure(found: Measurements) -> bytes:
         axes.text(max(ratios) + 0.03, row, f"{median:.2f}x", va="center", fontsize=9)
     axes.axvline(1, color="#555555", linewidth=1)
     axes.set_xlabel("decode tokens/s, ratio to plain decoding (1 = plain)")
-    return _png(axes.figure)
+    return png(axes.figure)
 
 
 def accept_length_figure(found: Measurements) -> bytes:
@@ -57,7 +49,7 @@ def accept_length_figure(found: Measurements) -> bytes:
             axes.text(length + 0.03, row, f"{length:.2f}", va="center", fontsize=9)
     axes.axvline(1, color="#555555", linewidth=1)
     axes.set_xlabel("tokens per verify step, bonus token included")
-    return _png(axes.figure)
+    return png(axes.figure)
 
 
 def shapes_by_set_figure(found: Measurements) -> bytes:
@@ -65,7 +57,7 @@ def shapes_by_set_figure(found: Measurements) -> bytes:
     by_set = {name: summary.shape_steps for name, summary in found.summaries()[ADAPTIVE_NAME].items()}
     by_set = {name: steps for name, steps in by_set.items() if steps and name != ALL_SETS}
     colours = _shape_colours(found)
-    axes = _axes(1.4 + 0.5 * len(by_set) + 0.3 * (len(colours) // 4))
+    axes = new_axes(1.4 + 0.5 * len(by_set) + 0.3 * (len(colours) // 4))
     lefts = [0.0] * len(by_set)
     for shape, colour in colours.items():
         shares = [100 * steps.get(shape, 0) / sum(steps.values()) for steps in by_set.values()]
@@ -74,15 +66,15 @@ def shapes_by_set_figure(found: Measurements) -> bytes:
     axes.invert_yaxis()
     axes.set_xlim(0, 100)
     axes.set_xlabel("share of verify steps, %")
-    _legend(axes, columns=4)
-    return _png(axes.figure)
+    add_legend(axes, columns=4)
+    return png(axes.figure)
 
 
 def shapes_over_time_figure(found: Measurements) -> bytes:
     """Tree shape of every verify step of one generation."""
     trace, colours = found.shape_trace, _shape_colours(found)
     shapes = sorted(set(trace))
-    axes = _axes(1.2 + 0.32 * len(shapes))
+    axes = new_axes(1.2 + 0.32 * len(shapes))
     rows = [shapes.index(shape) for shape in trace]
     steps = range(1, len(trace) + 1)
     axes.plot(steps, rows, color="#BBBBBB", linewidth=0.8, zorder=1)
@@ -90,13 +82,13 @@ def shapes_over_time_figure(found: Measurements) -> bytes:
     axes.set_yticks(range(len(shapes)), shapes)
     axes.set_ylim(-0.5, len(shapes) - 0.5)
     axes.set_xlabel("verify step of the generation")
-    return _png(axes.figure)
+    return png(axes.figure)
 
 
 def _grouped_axes(found: Measurements) -> tuple[Any, list[tuple[float, str, str, str]]]:
     """Axes with a group of rows for each decoder, and (row, decoder, prompt set, colour) for each row."""
     names = list(found.summaries())
-    axes = _axes(1.3 + 0.32 * len(names) * len(found.prompt_sets))
+    axes = new_axes(1.3 + 0.32 * len(names) * len(found.prompt_sets))
     offsets = [0.26 * (index - (len(found.prompt_sets) - 1) / 2) for index in range(len(found.prompt_sets))]
     rows = [
         (group + offset, name, prompt_set, colour)
@@ -108,18 +100,8 @@ def _grouped_axes(found: Measurements) -> tuple[Any, list[tuple[float, str, str,
     axes.set_yticks(range(len(names)), [name.replace(" ", "\n") for name in names])
     axes.invert_yaxis()
     axes.margins(x=0.12)
-    _legend(axes, columns=len(found.prompt_sets))
+    add_legend(axes, columns=len(found.prompt_sets))
     return axes, rows
-
-
-def _axes(height: float) -> Any:
-    # No pyplot: it keeps every figure, and looks for a screen.
-    with rc_context(STYLE):
-        return Figure(figsize=(WIDTH_INCHES, height), dpi=DPI, layout="constrained").subplots()
-
-
-def _legend(axes: Any, columns: int) -> None:
-    axes.figure.legend(loc="outside upper center", ncols=columns, frameon=False, fontsize=9, handlelength=1)
 
 
 def _shape_colours(found: Measurements) -> dict[str, Any]:
@@ -127,9 +109,3 @@ def _shape_colours(found: Measurements) -> dict[str, Any]:
     used = {shape for pair in found.of(ADAPTIVE_NAME) for shape in pair.other.shape_steps}
     shapes = sorted(used.union(found.shape_trace))
     return {shape: colormaps["viridis"](0.05 + 0.9 * index / len(shapes)) for index, shape in enumerate(shapes)}
-
-
-def _png(figure: Any) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()

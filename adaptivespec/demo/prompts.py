@@ -1,8 +1,5 @@
 """What the demo asks: HumanEval from PyPI, and word problems and general questions written for this project."""
 
-from collections.abc import Sequence
-from typing import Any
-
 from adaptivespec.errors import AdaptiveSpecError
 
 HUMAN_EVAL_STRIDE = 16
@@ -81,13 +78,3 @@ def human_eval_prompts() -> list[str]:
     return [
         f"Complete this Python function.\n```python\n{prompt.rstrip()}\n```" for prompt in problems[::HUMAN_EVAL_STRIDE]
     ]
-
-
-def chat_token_ids(tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
-    """Token ids of each user turn in the model's chat template; the bare text where the model has none."""
-    if tokenizer.chat_template is None:
-        return [tokenizer.encode(prompt) for prompt in prompts]
-    turns = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    texts = [tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True) for turn in turns]
-    # The template writes the special tokens itself.
-    return [tokenizer.encode(text, add_special_tokens=False) for text in texts]

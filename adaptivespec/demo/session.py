@@ -1,37 +1,20 @@
 """Measuring: plain decoding stays up, each other decoder is started beside it, and the two take turns."""
 
-import http.client
-import json
 import shlex
-import time
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from adaptivespec.demo.configurations import ADAPTIVE_NAME, COMMON_ARGS, PLAIN, Configuration
 from adaptivespec.demo.measure import Answer, Measurements, Pair, new_shapes
-from adaptivespec.launch import Server, ServerFailedError
+from adaptivespec.launch import Server, named_failure
+from adaptivespec.progress import Progress
 
 WARM_UP_TOKENS = 8
 START_SECONDS = 600
 ANSWER_SECONDS = 300
-DYING_SECONDS = 5  # a server closes its connections some time before it ends
-
-
-class Progress(Protocol):
-    """Where a session tells what it does."""
-
-    def say(self, text: str) -> None:
-        """A line that stays."""
-
-    def doing(self, text: str) -> None:
-        """What goes on from now."""
-
-    def advance(self) -> None:
-        """One more pair is done."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +90,7 @@ def measure(plan: Plan, found: Measurements, progress: Progress, make_server: Ca
             _measure_pairs(plan, found, progress, configuration.name, plain, other)
             if configuration.name == ADAPTIVE_NAME:
                 progress.doing("tracing ADAPTIVE's shapes over one generation")
-                with _named_failure(other):
+                with named_failure(other):
                     found.shape_trace.extend(traced_shapes(other, plan.trace_prompt, plan.trace_tokens))
             progress.doing(f"stopping {configuration.name}")
             other.stop()
@@ -142,7 +125,7 @@ def pair_line(pair: Pair) -> str:
 
 def _answer(server: Server, token_ids: list[int], max_new_tokens: int) -> Answer:
     body = {"input_ids": token_ids, "sampling_params": {"temperature": 0, "max_new_tokens": max_new_tokens}}
-    with _named_failure(server):
+    with named_failure(server):
         return Answer.from_response(server.post("/generate", body, timeout=ANSWER_SECONDS))
 
 
@@ -154,7 +137,7 @@ def _top_two_gap(server: Server, token_ids: list[int]) -> float:
         "return_logprob": True,
         "top_logprobs_num": 2,
     }
-    with _named_failure(server):
+    with named_failure(server):
         response = server.post("/generate", body, timeout=ANSWER_SECONDS)
     (best, *_), (second, *_) = response["meta_info"]["output_top_logprobs"][0]
     return float(best - second)
@@ -171,16 +154,11 @@ def traced_shapes(server: Server, token_ids: list[int], max_new_tokens: int) -> 
         "sampling_params": {"temperature": 0, "max_new_tokens": max_new_tokens},
         "stream": True,
     }
-    request = urllib.request.Request(
-        server.url + "/generate", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
-    )
     before = _steps_per_shape(server)
-    with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as stream:
-        for line in stream:
-            if line.startswith(b"data:"):
-                after = _steps_per_shape(server)
-                yield from new_shapes(before, after)
-                before = after
+    for _ in server.stream("/generate", body, timeout=ANSWER_SECONDS):
+        after = _steps_per_shape(server)
+        yield from new_shapes(before, after)
+        before = after
 
 
 def _steps_per_shape(server: Server) -> dict[str, int]:
@@ -199,23 +177,3 @@ def shape_note(info: dict[str, Any]) -> str:
         info["speculative_num_draft_tokens"],
     )
     return "always ({},{},{})".format(*shape)
-
-
-@contextmanager
-def _named_failure(server: Server) -> Iterator[None]:
-    """Turn a broken exchange with a server into an error that says what became of the server."""
-    try:
-        yield
-    except (OSError, http.client.HTTPException) as error:
-        deadline = time.monotonic() + DYING_SECONDS
-        while server.exit_code() is None and time.monotonic() < deadline:
-            time.sleep(0.1)
-        code = server.exit_code()
-        state = "that still runs" if code is None else f"that ended with code {code}"
-        raise ServerFailedError(
-            where=f"{server.log.stem} server",
-            found=f"no answer ({type(error).__name__}: {error}) from a server {state}",
-            expected="an answer to every request",
-            fix=f"read {server.log}",
-            log_tail=server.log_tail(),
-        ) from error

@@ -16,9 +16,10 @@ from adaptivespec.demo.configurations import (
     speculative_configurations,
 )
 from adaptivespec.demo.measure import ALL_SETS, Answer, Measurements, Pair, new_shapes, summarise
-from adaptivespec.demo.prompts import GENERAL_QUESTIONS, WORD_PROBLEMS, chat_token_ids, human_eval_prompts, prompt_sets
+from adaptivespec.demo.prompts import GENERAL_QUESTIONS, WORD_PROBLEMS, human_eval_prompts, prompt_sets
 from adaptivespec.demo.session import Plan, measure, pair_line, shape_note
 from adaptivespec.launch import ServerFailedError
+from adaptivespec.prompt_files import chat_token_ids
 
 
 def answer(speed: float | None = 10.0, ids=(1, 2, 3), **kwargs) -> Answer:
@@ -249,7 +250,7 @@ class Silent:
 @pytest.fixture
 def fake(monkeypatch):
     """A fresh kind of `FakeServer`, with its own lists."""
-    monkeypatch.setattr("adaptivespec.demo.session.DYING_SECONDS", 0)
+    monkeypatch.setattr("adaptivespec.launch.DYING_SECONDS", 0)
     return type("Fake", (FakeServer,), {"alive": [], "order": []})
 
 

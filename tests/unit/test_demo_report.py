@@ -7,9 +7,9 @@ from rich.console import Console
 
 from adaptivespec.demo.figures import figures
 from adaptivespec.demo.measure import Answer, Measurements, Pair
-from adaptivespec.demo.provenance import git_revision, provenance
 from adaptivespec.demo.report import write_report
 from adaptivespec.demo.terminal import results_table
+from adaptivespec.provenance import git_revision, provenance
 
 SETS = ["word problems", "HumanEval"]
 EVIL = '<script>alert("x")</script> & <b>'

@@ -29,6 +29,8 @@ READY = """
             self.answer(200, "fine" if self.path == "/health_generate" else json.dumps({"argv": sys.argv[1:]}))
 
         def do_POST(self):
+            if self.path == "/stream":
+                return self.answer(200, 'data: {"n": 1}\\n\\ndata: {"n": 2}\\n\\ndata: [DONE]\\n\\n')
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             self.answer(400 if body == "bad" else 200, json.dumps({"got": body, "type": self.headers["Content-Type"]}))
 
@@ -70,6 +72,8 @@ def test_a_ready_server_answers_and_stops_with_its_children(make):
         assert argv == ["--model-path", "the-model", "--flag", "a b", "--host", "127.0.0.1", "--port", str(server.port)]
         assert server.get("/health_generate") == "fine"
         assert server.post("/x", {"a": [1]}) == {"got": {"a": [1]}, "type": "application/json"}
+        assert list(server.stream("/stream", {})) == [{"n": 1}, {"n": 2}]
+        assert server.resident_bytes() > 2**20
         with pytest.raises(urllib.error.HTTPError, match="400"):
             server.post("/x", "bad")
         child = int(server.log_tail().split("child ")[1].split()[0])

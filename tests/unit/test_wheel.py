@@ -34,6 +34,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "adaptivespec/cpu_engine/standin/sgl_kernel/__init__.py",
         "adaptivespec/demo/draft/model.safetensors",
         "adaptivespec/demo/draft/config.json",
+        "adaptivespec/reports/bench.html",
         "adaptivespec/sglang_plugin/worker.py",
         "cuda_graphs/registry.py",
         "drift/__init__.py",

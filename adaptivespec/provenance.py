@@ -18,14 +18,21 @@ def provenance() -> dict[str, str]:
     """Date, machine, versions, git revision and command of this process, by their names in the report."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        **machine(),
+        "load at start": "{:.1f} {:.1f} {:.1f} runnable threads (1, 5, 15 minutes)".format(*os.getloadavg()),
+        "source revision": git_revision(Path(__file__).parents[1]),
+        "command": shlex.join([Path(sys.executable).name, *sys.argv]),
+    }
+
+
+def machine() -> dict[str, str]:
+    """The part of `provenance` that figures depend on: hardware, threads, versions."""
+    return {
         "processor": f"{_cpu_name()}, {len(os.sched_getaffinity(0))} cores in use, {_memory_gib():.0f} GiB memory",
         "accelerator": _gpu_names() or "none",
-        "load at start": "{:.1f} {:.1f} {:.1f} runnable threads (1, 5, 15 minutes)".format(*os.getloadavg()),
         "threads": thread_note(),
         "versions": ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
         + f", Python {platform.python_version()}, {platform.platform()}",
-        "source revision": git_revision(Path(__file__).parents[2]),
-        "command": shlex.join([Path(sys.executable).name, *sys.argv]),
     }
 
 

@@ -1,0 +1,215 @@
+"""The benchmark's command line."""
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from tqdm import tqdm
+
+from adaptivespec.bench.configurations import VALID_NAMES, parse_configurations
+from adaptivespec.bench.plan import Plan
+from adaptivespec.bench.report import write_report
+from adaptivespec.bench.run import measure
+from adaptivespec.bench.store import Store
+from adaptivespec.errors import AdaptiveSpecError, ConfigError
+from adaptivespec.launch import ServerFailedError
+from adaptivespec.prompt_files import add_arguments, chat_token_ids, fill_in_pair
+from adaptivespec.provenance import provenance
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+DEFAULT_CONFIGURATIONS = ("eagle3-default", "eagle3-3-1-4", "sglang-adaptive", "adaptive", "adaptive+kappa=0.2")
+DESCRIPTION = """Decoders by name on real SGLang servers, interleaved, as a ratio to plain decoding on the same prompts.
+
+Writes OUT/report.html, plots, results.json, results.csv and requests.jsonl, a row for each request as it is measured. The
+same command goes on where it was stopped. The last line of the output is one JSON object."""
+EPILOG = f"""configurations: {VALID_NAMES}.
+
+OMP_NUM_THREADS, where set, reaches the servers. Arguments after -- go to every server.
+
+    python scripts/bench.py --prompts gsm8k=gsm8k_test.jsonl --prompts code=humaneval.jsonl --rounds 5 \\
+        --configurations eagle3-3-1-4 adaptive talon adaptive+drift --batch-sizes 1 4"""
+
+
+class BarProgress:
+    """A bar over all cells on stderr, with lines above it."""
+
+    def __init__(self, num_cells: int) -> None:
+        self._bar = tqdm(total=num_cells, unit="cell")
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar."""
+        self._bar.write(text, file=sys.stderr)
+
+    def doing(self, text: str) -> None:
+        """Name what goes on from now."""
+        self._bar.set_description(text)
+
+    def advance(self) -> None:
+        """Move the bar by one cell."""
+        self._bar.update()
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        self._bar.close()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark; returns the exit code: 0, 1 for a failure, 130 when interrupted.
+
+    Once measuring has begun, a report is written in each case.
+    """
+    options = parse(argv)
+    signal.signal(signal.SIGTERM, _interrupt)  # the servers lead groups of their own and would outlive this process
+    try:
+        plan, sources = prepare(options)
+        store = Store.open(options.out, plan.settings(), provenance())
+    except AdaptiveSpecError as error:
+        print(error, file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        print("interrupted before anything was measured", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    return run(plan, store, sources)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="bench.py", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_arguments(parser)
+    parser.add_argument(
+        "--configurations",
+        nargs="+",
+        default=DEFAULT_CONFIGURATIONS,
+        metavar="NAME",
+        help=f"beside plain, see below (default {' '.join(DEFAULT_CONFIGURATIONS)})",
+    )
+    parser.add_argument(
+        "--batch-sizes", type=_positive, nargs="+", default=[1], help="requests at the same time (default 1)"
+    )
+    parser.add_argument(
+        "--beside",
+        type=_positive,
+        default=5,
+        help="servers that are up at once beside plain's; more configurations follow in blocks (default %(default)s)",
+    )
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument(
+        "--out", type=Path, default=Path("out/bench"), help="folder for the results (default %(default)s)"
+    )
+    parser.add_argument("server_args", nargs="*", metavar="-- ARGUMENT", help="further arguments of every server")
+    return parser.parse_args(argv)
+
+
+def prepare(options: argparse.Namespace) -> tuple[Plan, dict[str, str]]:
+    """The plan of a command line, and where its models and prompts come from.
+
+    Raises:
+        AdaptiveSpecError: a wrong name, path or number, before any server is started.
+    """
+    for option in ("--target", "--draft"):
+        _check_model(option, getattr(options, option.removeprefix("--")))
+    names = [source.name for source in options.prompts]
+    if len(names) > len(set(names)):
+        raise ConfigError(
+            where="--prompts", found=", ".join(names), expected="each name once", fix="give each file a name of its own"
+        )
+    rows = {source.name: source.rows(options.num_prompts, options.skip) for source in options.prompts}
+    # Names before models: a mistyped one costs no download.
+    parse_configurations(list(options.configurations), "DRAFT")
+    fill_in_pair(options)
+    target, draft = str(options.target), str(options.draft)
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(target)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            where="--target", found=f"{target} ({error})", expected="a model with its tokenizer", fix="correct it"
+        ) from error
+    plan = Plan(
+        target=target,
+        draft=draft,
+        configurations=parse_configurations(list(options.configurations), draft),
+        tasks={name: chat_token_ids(tokenizer, [row["text"] for row in some]) for name, some in rows.items()},
+        batch_sizes=options.batch_sizes,
+        max_new_tokens=options.max_new_tokens,
+        rounds=options.rounds,
+        num_beside=options.beside,
+        dtype=options.dtype,
+        server_args=options.server_args,
+    )
+    first, last = options.skip + 1, options.skip + options.num_prompts
+    files = {source.name: f"{source.path.name}, rows {first}-{last}" for source in options.prompts}
+    return plan, {"target": target, "draft": draft, **files}
+
+
+def run(plan: Plan, store: Store, sources: dict[str, str]) -> int:
+    """Measure, write the report and print the JSON line, also after a failure or Ctrl-C; returns the exit code."""
+    problem, exit_code = "", 0
+    progress = BarProgress(plan.num_cells)
+    try:
+        measure(plan, store, progress)
+    except KeyboardInterrupt:
+        problem, exit_code = "it was interrupted.", EXIT_INTERRUPTED
+    except AdaptiveSpecError as error:
+        problem, exit_code = f"{error}.", EXIT_FAILED
+        tail = f"{error.log_tail}\n\n" if isinstance(error, ServerFailedError) else ""
+        progress.say(f"{tail}{error}")
+    except OSError as error:  # a log or a configuration file that cannot be written
+        found = (
+            f"{store.out}: found {error}; expected to be able to write there; fix: free some space, then run it again"
+        )
+        problem, exit_code = f"{found}.", EXIT_FAILED
+        progress.say(found)
+    finally:
+        progress.close()
+    try:
+        report, line = write_report(plan, store, sources, problem)
+    except OSError as error:
+        print(
+            f"{store.out}: found {error.strerror or error}; expected to write the report; fix: free some space and run the "
+            "same command again; what was measured is kept",
+            file=sys.stderr,
+        )
+        print(json.dumps({"complete": False, "problem": problem or "the report could not be written", "report": None}))
+        return exit_code or EXIT_FAILED
+    for size, means in line["geometric_mean"].items():
+        for name, mean in means.items():
+            print(f"{name:32}{mean:8.3f}x plain at batch size {size}, geometric mean over the tasks")
+    print(f"report: {report.resolve()}")
+    print(json.dumps({**line, "report": str(report.resolve())}))
+    return exit_code
+
+
+def _check_model(option: str, value: str | None) -> None:
+    """Refuse a local path without a model; hub names and None pass."""
+    if value is None:
+        return
+    path = Path(value).expanduser()
+    is_hub_name = value.count("/") <= 1 and not value.startswith((".", "/", "~")) and not path.exists()
+    if not is_hub_name and not (path / "config.json").is_file():
+        raise ConfigError(
+            where=option,
+            found=f"no config.json in {value}",
+            expected="a model's folder or hub name",
+            fix="correct the path",
+        )
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"found {text}; expected a whole number of 1 or more")
+    return value
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt

@@ -1,0 +1,178 @@
+"""Names of decoders, as arguments of SGLang's own launch command and ADAPTIVE's configuration."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from adaptivespec.config import MarginConfig
+from adaptivespec.config_checks import shape_range
+from adaptivespec.errors import ConfigError
+from adaptivespec.shapes import NO_SPECULATION, TreeShape
+
+PLAIN = "plain"
+VALID_NAMES = (
+    "plain, eagle3-default, eagle3-S-K-N, sglang-adaptive, adaptive, adaptive-static-S-K-N or talon, where S-K-N is "
+    "num_steps-topk-num_draft_tokens; the last three also with +kappa=NUMBER, +fly, +drift and, but for static shapes, "
+    "+range=NAME or +range=S-K-N:S-K-N"
+)
+UPSTREAM_ADAPTIVE = "--speculative-adaptive"
+_EAGLE3, _STATIC = "eagle3-", "adaptive-static-"
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One decoder.
+
+    Args:
+        name: as the user wrote it.
+        args: what its launch command has beyond the arguments of every server.
+        adaptive: content of ``--speculative-adaptive-config``; None without that argument.
+        pinned: the shape that an operator pins while it is measured; None to let the policy choose.
+    """
+
+    name: str
+    args: tuple[str, ...] = ()
+    adaptive: dict[str, Any] | None = None
+    pinned: TreeShape | None = None
+
+    @property
+    def is_static(self) -> bool:
+        """Whether it speculates with one shape for ever."""
+        return self.name.startswith((_EAGLE3, _STATIC))
+
+
+@dataclass(frozen=True)
+class ServerPlan:
+    """One server and the decoders that it serves; several where they differ in the pinned shape alone."""
+
+    configurations: tuple[Configuration, ...]
+
+    @property
+    def args(self) -> tuple[str, ...]:
+        """Arguments of its launch command, those of every server and the configuration file left out."""
+        return self.configurations[0].args
+
+    @property
+    def adaptive(self) -> dict[str, Any] | None:
+        """Content of its configuration file: states for every shape that will be pinned."""
+        config = self.configurations[0].adaptive
+        pinned = [item.pinned.to_list() for item in self.configurations if item.pinned]
+        return {**config, "shape": {"start": pinned[0], "extra": pinned[1:]}} if config and pinned else config
+
+    @property
+    def slug(self) -> str:
+        """Its name as a file name."""
+        name = self.configurations[0].name
+        return "".join(char if char.isalnum() or char == "." else "-" for char in name)
+
+
+def parse_configuration(name: str, draft: str) -> Configuration:
+    """The decoder of a name.
+
+    Args:
+        name: see `VALID_NAMES`.
+        draft: folder or hub name of the EAGLE-3 draft.
+
+    Raises:
+        ConfigError: no such name, or an illegal shape, kappa or range in it.
+    """
+    base, *extras = name.split("+")
+    adaptive: dict[str, Any] = {}
+    pinned = None
+    if base in (PLAIN, "eagle3-default", "sglang-adaptive") or base.startswith(_EAGLE3):
+        if extras:
+            raise _unknown(name, f"+{extras[0]} beside {base}")
+        return Configuration(name, _stock_args(name, draft))
+    if base == "talon":
+        adaptive["policy"] = "talon"
+    elif base.startswith(_STATIC):
+        adaptive["policy"] = "static"
+        pinned = TreeShape.parse(base.removeprefix(_STATIC), where=f"configuration {name}")
+    elif base != "adaptive":
+        raise _unknown(name, repr(name))
+    for extra in extras:
+        adaptive.update(_option(extra, name, adaptive))
+    if pinned and "shape" in adaptive:
+        raise _unknown(name, "+range beside a static shape")
+    return Configuration(name, _draft_args("ADAPTIVE", draft), adaptive or None, pinned)
+
+
+def parse_configurations(names: Sequence[str], draft: str) -> list[Configuration]:
+    """The decoders of some names, `PLAIN` first, whether it is among them or not.
+
+    Raises:
+        ConfigError: as `parse_configuration`, or a name that occurs twice.
+    """
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                where="--configurations", found=f"{name} twice", expected="each name once", fix="drop one"
+            )
+    return [parse_configuration(name, draft) for name in dict.fromkeys((PLAIN, *names))]
+
+
+def server_plans(configurations: Sequence[Configuration]) -> list[ServerPlan]:
+    """The servers that serve these decoders, in their order."""
+    groups: dict[str, list[Configuration]] = {}
+    for item in configurations:
+        # Every other configuration keeps a server of its own, even where two names mean the same.
+        key = json.dumps([item.args, item.adaptive]) if item.pinned else item.name
+        groups.setdefault(key, []).append(item)
+    return [ServerPlan(tuple(group)) for group in groups.values()]
+
+
+def _stock_args(name: str, draft: str) -> tuple[str, ...]:
+    """Arguments of the decoders that are SGLang's own."""
+    if name == PLAIN:
+        return ()
+    args = _draft_args("EAGLE3", draft)
+    if name == "eagle3-default":
+        return args
+    if name == "sglang-adaptive":
+        return (*args, UPSTREAM_ADAPTIVE, "--speculative-eagle-topk", "1")
+    shape = TreeShape.parse(name.removeprefix(_EAGLE3), where=f"configuration {name}")
+    if shape == NO_SPECULATION:
+        raise _unknown(name, f"{shape}, which drafts nothing")
+    options = ("--speculative-num-steps", "--speculative-eagle-topk", "--speculative-num-draft-tokens")
+    return (*args, *(text for pair in zip(options, map(str, shape.to_list()), strict=True) for text in pair))
+
+
+def _option(extra: str, name: str, before: dict[str, Any]) -> dict[str, Any]:
+    """What a part after a plus sign sets."""
+    key, separator, value = extra.partition("=")
+    where = f"configuration {name}"
+    if extra == "fly":
+        found: dict[str, Any] = {"verifier": "fly"}
+    elif extra == "drift":
+        found = {"drift": {"enabled": True}}
+    elif key == "kappa" and separator:
+        try:
+            kappa = float(value)
+        except ValueError:
+            raise ConfigError(
+                where=where, found=repr(extra), expected="kappa=NUMBER", fix="write for example +kappa=0.3"
+            ) from None
+        found = {"margin": {"kappa": MarginConfig(kappa=kappa).kappa}}
+    elif key == "range" and separator:
+        low, colon, high = value.partition(":")
+        ends = (
+            {"low": TreeShape.parse(low, where).to_list(), "high": TreeShape.parse(high, where).to_list()}
+            if colon
+            else value
+        )
+        shape_range(ends, where)
+        found = {"shape": {"range": ends}}
+    else:
+        raise _unknown(name, f"+{extra}")
+    if found.keys() & before.keys():
+        raise _unknown(name, f"+{key} twice")
+    return found
+
+
+def _draft_args(algorithm: str, draft: str) -> tuple[str, ...]:
+    return "--speculative-algorithm", algorithm, "--speculative-draft-model-path", draft
+
+
+def _unknown(name: str, found: str) -> ConfigError:
+    return ConfigError(where=f"configuration {name}", found=found, expected=VALID_NAMES, fix="correct the name")

@@ -1,0 +1,217 @@
+"""Measuring: the servers of a block are up together, and their decoders take turns at the same prompts.
+
+All servers sleep while idle, so that the one that is measured has the machine.
+"""
+
+import shlex
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from adaptivespec.bench.configurations import UPSTREAM_ADAPTIVE, ServerPlan
+from adaptivespec.bench.plan import Plan, write_config
+from adaptivespec.bench.rows import Cell, Row
+from adaptivespec.bench.store import Store
+from adaptivespec.errors import AdaptiveSpecError
+from adaptivespec.launch import Server, named_failure
+from adaptivespec.progress import Progress
+
+WARM_UP_TOKENS = 8
+START_SECONDS = 900
+EVENT_SECONDS = 300
+
+
+class MeasureError(AdaptiveSpecError, RuntimeError):
+    """A server that runs, but not what was asked for."""
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A server that is up: what its steps have as their shape, and the place of each shape that can be pinned."""
+
+    server: Server
+    fixed_shape: str | None
+    places: dict[str, int] = field(default_factory=dict)
+
+
+def measure(plan: Plan, store: Store, progress: Progress, make_server: Callable[..., Server] = Server) -> None:
+    """Measure every cell that the store does not have, keeping each as soon as it is done.
+
+    Raises:
+        ServerFailedError: a server did not start, died, or did not answer.
+        MeasureError: a server does not run what its name says.
+        StoreError: what was measured cannot be written.
+    """
+    for number, servers in enumerate(plan.blocks()):
+        missing = []
+        for turn in plan.turns(number):
+            if not store.has(turn):
+                missing.append(turn)
+            else:
+                for _ in turn:
+                    progress.advance()
+        if missing:
+            _measure_block(plan, store, progress, make_server, servers, missing)
+
+
+def _measure_block(
+    plan: Plan,
+    store: Store,
+    progress: Progress,
+    make_server: Callable[..., Server],
+    servers: list[ServerPlan],
+    turns: list[list[Cell]],
+) -> None:
+    with ExitStack() as stack:
+        running: dict[str, _Running] = {}
+        for server_plan in servers:
+            progress.doing(f"starting {server_plan.slug}")
+            up = _start(plan, store, progress, make_server, server_plan, stack)
+            running.update({item.name: up for item in server_plan.configurations})
+        pins = {
+            item.name: str(item.pinned)
+            for server in servers
+            for item in server.configurations
+            if item.pinned is not None
+        }
+        for name, up in running.items():
+            _pin(up, pins.get(name))
+            for size in plan.batch_sizes:
+                first = Cell(0, next(iter(plan.tasks)), size, 0, 0, name)
+                answers(up.server, first, plan.prompts(first), WARM_UP_TOKENS, up.fixed_shape)
+            store.servers[name]["resident_mib"] = round(up.server.resident_bytes() / 2**20)
+        store.save()
+        for turn in turns:
+            for cell in turn:
+                up = running[cell.configuration]
+                progress.doing(f"{cell.task}, batch {cell.batch_size}, round {cell.round + 1}: {cell.configuration}")
+                _pin(up, pins.get(cell.configuration))
+                store.append(answers(up.server, cell, plan.prompts(cell), plan.max_new_tokens, up.fixed_shape))
+                progress.advance()
+
+
+def _start(
+    plan: Plan,
+    store: Store,
+    progress: Progress,
+    make_server: Callable[..., Server],
+    server_plan: ServerPlan,
+    stack: ExitStack,
+) -> _Running:
+    """Start a server and wait until it answers; note what it says of itself."""
+    args = [*plan.common_args, *server_plan.args, *write_config(server_plan, store.out / "configs")]
+    log = store.out / "logs" / f"{server_plan.slug}.log"
+    server = make_server(plan.target, args, log=log, timeout=START_SECONDS)
+    stack.callback(server.stop)
+    command = shlex.join(server.command)
+    progress.say(f"{', '.join(item.name for item in server_plan.configurations)}: {command}\n")
+    server.start()
+    server.wait_until_ready()
+    with named_failure(server):
+        info = server.get("/server_info")
+    if UPSTREAM_ADAPTIVE in args and not info["speculative_adaptive"]:
+        raise MeasureError(
+            where=f"{server_plan.slug} server",
+            found="speculative_adaptive off: SGLang fell back to a static shape",
+            expected="SGLang's own adaptive speculation",
+            fix=f"read {log} for the reason",
+        )
+    for item in server_plan.configurations:
+        store.servers[item.name] = {
+            "command": command,
+            "adaptive": server_plan.adaptive,
+            "shapes": _shapes(info),
+            "memory_gb": info["internal_states"][0].get("memory_usage"),
+        }
+    adaptive = info["internal_states"][0].get("adaptive")
+    places = {shape: place for place, shape in enumerate(adaptive["shapes"])} if adaptive else {}
+    is_fixed = not adaptive and not info.get("speculative_adaptive") and info.get("speculative_num_steps")
+    return _Running(server, _shapes(info) if is_fixed else None, places)
+
+
+def _shapes(info: dict[str, Any]) -> str:
+    """The tree shapes that a server runs with, from its ``/server_info``; "" without speculation."""
+    adaptive = info["internal_states"][0].get("adaptive")
+    if adaptive:
+        return " ".join(adaptive["shapes"])
+    if not info.get("speculative_num_steps"):
+        return ""
+    names = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+    shape = "({},{},{})".format(*(info[name] for name in names))
+    return f"chains, {shape} at first" if info.get("speculative_adaptive") else shape
+
+
+def _pin(up: _Running, shape: str | None) -> None:
+    if shape is None:
+        return
+    with named_failure(up.server):
+        answer = up.server.post("/set_internal_state", {"server_args": {"adaptive_shape": up.places[shape]}})
+    if answer != [True]:
+        raise MeasureError(
+            where=f"pinning {shape}", found=f"{answer!r}", expected="[true]", fix=f"read {up.server.log} for the reason"
+        )
+
+
+def answers(
+    server: Server, cell: Cell, prompts: list[list[int]], max_new_tokens: int, fixed_shape: str | None
+) -> list[Row]:
+    """Send the prompts at the same time and return a row for each, in their order."""
+    begin = time.perf_counter()
+
+    def ask(slot: int) -> Row:
+        return _ask(server, cell, slot, (prompts[slot], max_new_tokens), begin, fixed_shape)
+
+    if len(prompts) == 1:
+        return [ask(0)]
+    pool = ThreadPoolExecutor(len(prompts))
+    try:
+        return list(pool.map(ask, range(len(prompts))))
+    finally:
+        # After an error the other requests are not waited for: they end with their server.
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _ask(
+    server: Server, cell: Cell, slot: int, request: tuple[list[int], int], begin: float, fixed_shape: str | None
+) -> Row:
+    token_ids, max_new_tokens = request
+    body = {
+        "input_ids": token_ids,
+        "sampling_params": {"temperature": 0, "max_new_tokens": max_new_tokens},
+        "stream": True,
+    }
+    sent = time.perf_counter() - begin
+    arrivals: list[list[float]] = []
+    event: dict[str, Any] = {}
+    with named_failure(server):
+        for event in server.stream("/generate", body, timeout=EVENT_SECONDS):
+            if "error" in event:
+                break
+            now, tokens = time.perf_counter() - begin, event["meta_info"]["completion_tokens"]
+            if tokens > (arrivals[-1][1] if arrivals else 0):
+                arrivals.append([round(now, 5), tokens])
+    meta = event.get("meta_info", {})
+    finish = meta.get("finish_reason") or {}
+    if not arrivals or finish.get("type") not in ("stop", "length"):
+        raise MeasureError(
+            where=f"{cell.configuration}, {cell.task}",
+            found=f"an answer that ended with {finish or event!r}",
+            expected="a whole answer",
+            fix=f"read {server.log}",
+        )
+    verify_steps = meta.get("spec_verify_ct", 0)
+    return Row(
+        cell=cell,
+        slot=slot,
+        sent=round(sent, 5),
+        arrivals=arrivals,
+        output_ids=event["output_ids"],
+        hit_cap=finish["type"] == "length",
+        verify_steps=verify_steps,
+        accepted=meta.get("spec_num_correct_drafts", 0),
+        promoted=meta.get("spec_margin", {}).get("num_promoted", 0),
+        shape_steps={fixed_shape: verify_steps} if fixed_shape else meta.get("spec_shape_histogram"),
+    )

@@ -1,0 +1,154 @@
+"""The folder of a run: requests.jsonl with a row for each request as it is measured, run.json with all else."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from adaptivespec.bench.rows import Cell, Row
+from adaptivespec.errors import AdaptiveSpecError
+from adaptivespec.reports import write_whole
+
+ROWS_NAME = "requests.jsonl"
+RUN_NAME = "run.json"
+
+
+class StoreError(AdaptiveSpecError, RuntimeError):
+    """The folder of a run cannot be written, or belongs to another run."""
+
+
+@dataclass
+class Store:
+    """What a run has measured so far; opened by `Store.open`.
+
+    Args:
+        out: the folder.
+        settings: of the run, see `Plan.settings`.
+        sessions: provenance of each process that measured, this one's last.
+        servers: command, note and memory of each server, by configuration.
+        cells: the rows of each cell; the last ones written count, where a turn was measured again.
+    """
+
+    out: Path
+    settings: dict[str, Any]
+    sessions: list[dict[str, str]] = field(default_factory=list)
+    servers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    cells: dict[Cell, list[Row]] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, out: Path, settings: dict[str, Any], origin: dict[str, str]) -> "Store":
+        """The store of a folder, new or to be continued.
+
+        Args:
+            out: the folder, made if absent.
+            settings: of this run.
+            origin: provenance of this process.
+
+        Raises:
+            StoreError: the folder cannot be used, or holds a run with other settings.
+        """
+        store = cls(out, settings)
+        with store._writing(out):
+            out.mkdir(parents=True, exist_ok=True)
+        run = out / RUN_NAME
+        if run.exists():
+            try:
+                before = json.loads(run.read_text("utf-8"))
+                settings_before = before["settings"]
+                store.sessions, store.servers = before["sessions"], before["servers"]
+            except (ValueError, KeyError, TypeError, OSError) as error:
+                raise StoreError(
+                    where=str(run),
+                    found=f"what is no run ({error})",
+                    expected="the file of a run",
+                    fix="give another --out",
+                ) from error
+            store._check(settings_before)
+            store._load()
+        elif (out / ROWS_NAME).exists():
+            raise StoreError(
+                where=str(out),
+                found=f"{ROWS_NAME} without {RUN_NAME}",
+                expected="both or none",
+                fix="give another --out",
+            )
+        store.sessions.append(origin)
+        store.save()
+        return store
+
+    def append(self, rows: Sequence[Row]) -> None:
+        """Keep the rows of one cell: on the disk before this returns.
+
+        Raises:
+            StoreError: they could not be written.
+        """
+        path = self.out / ROWS_NAME
+        text = "".join(json.dumps(row.to_dict()) + "\n" for row in rows)
+        with self._writing(path), path.open("a", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+        self.cells[rows[0].cell] = list(rows)
+
+    def save(self) -> None:
+        """Write run.json.
+
+        Raises:
+            StoreError: it could not be written.
+        """
+        data = {"settings": self.settings, "sessions": self.sessions, "servers": self.servers}
+        with self._writing(self.out / RUN_NAME):
+            write_whole(self.out / RUN_NAME, json.dumps(data, indent=1).encode())
+
+    def has(self, turn: Sequence[Cell]) -> bool:
+        """Whether every cell of a turn is complete; where one is missing all are measured again, side by side."""
+        return all(len(self.cells.get(cell, ())) == cell.batch_size for cell in turn)
+
+    def turns(self) -> Iterator[dict[str, list[Row]]]:
+        """The rows of each turn by configuration."""
+        found: dict[tuple[Any, ...], dict[str, list[Row]]] = {}
+        for cell, rows in self.cells.items():
+            found.setdefault(cell.turn, {})[cell.configuration] = rows
+        yield from found.values()
+
+    def _load(self) -> None:
+        path = self.out / ROWS_NAME
+        if not path.exists():
+            return
+        content = path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if whole != content:  # the end of a process, or of the disk's room, cut a line
+            with self._writing(path):
+                write_whole(path, whole)
+        try:
+            rows = [Row.from_dict(json.loads(line)) for line in whole.split(b"\n")[:-1]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise StoreError(
+                where=str(path), found=f"a line that is no row ({error})", expected="rows", fix="give another --out"
+            ) from error
+        for row in rows:
+            # Slot 0 begins a cell anew.
+            self.cells[row.cell] = [row] if row.slot == 0 else [*self.cells.get(row.cell, ()), row]
+
+    def _check(self, before: dict[str, Any]) -> None:
+        for key in self.settings | before:
+            if self.settings.get(key) != before.get(key):
+                raise StoreError(
+                    where=str(self.out),
+                    found=f"a run with {key} {before.get(key)!r}",
+                    expected=f"{key} {self.settings.get(key)!r}",
+                    fix="give the same arguments as before to go on with that run, or another --out",
+                )
+
+    @contextmanager
+    def _writing(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StoreError(
+                where=str(path),
+                found=error.strerror or str(error),
+                expected="to be able to write there",
+                fix="free some space or correct --out; the same command then goes on where this one stopped",
+            ) from error

@@ -1,0 +1,107 @@
+"""A server that answers at once, and plans for it."""
+
+import urllib.error
+from pathlib import Path
+
+from adaptivespec.bench.configurations import parse_configurations
+from adaptivespec.bench.plan import Plan
+
+STATIC_INFO = {"speculative_num_steps": 3, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}
+MEMORY = {"weight": 0.25, "kvcache": 0.5, "graph": {"decode": 0.125}}
+NUM_TOKENS = 4
+
+
+class FakeServer:
+    """Subclass it for lists of one's own: `alive` those that run, `order` (log name, pinned shape) of each answer."""
+
+    alive: list["FakeServer"]
+    order: list[tuple[str, int | None]]
+    dies_after = 10**9
+    falls_back = False
+
+    def __init__(self, model, args, *, log: Path, timeout: float) -> None:
+        self.args, self.log = args, log
+        self.command = ["launch", str(model), *args]
+        self.pinned: int | None = None
+
+    def start(self) -> None:
+        self.alive.append(self)
+
+    def stop(self) -> None:
+        if self in self.alive:
+            self.alive.remove(self)
+
+    def wait_until_ready(self) -> None:
+        assert self in self.alive
+
+    def exit_code(self) -> int | None:
+        return 137
+
+    def log_tail(self) -> str:
+        return "last words"
+
+    def resident_bytes(self) -> int:
+        return 3 * 2**20
+
+    def get(self, path):
+        assert path == "/server_info"
+        state = {"memory_usage": MEMORY}
+        if "ADAPTIVE" in self.args:
+            state["adaptive"] = {"shapes": ["(1,1,2)", "(3,1,4)", "(5,1,6)"]}
+        is_upstream = "--speculative-adaptive" in self.args and not self.falls_back
+        fixed = STATIC_INFO if "--speculative-algorithm" in self.args else {"speculative_num_steps": None}
+        return {"internal_states": [state], "speculative_adaptive": is_upstream, **fixed}
+
+    def post(self, path, body):
+        assert path == "/set_internal_state"
+        self.pinned = body["server_args"]["adaptive_shape"]
+        return [True]
+
+    def stream(self, path, body, timeout):
+        assert path == "/generate"
+        assert body["stream"] is True
+        assert body["sampling_params"]["temperature"] == 0
+        self.order.append((self.log.stem, self.pinned))
+        if len(self.order) > self.dies_after:
+            raise urllib.error.URLError(ConnectionRefusedError("gone"))
+        meta = {"completion_tokens": NUM_TOKENS, "finish_reason": {"type": "length"}}
+        if "--speculative-algorithm" in self.args:
+            meta |= {"spec_verify_ct": 2, "spec_num_correct_drafts": 1}
+        if "ADAPTIVE" in self.args:
+            meta |= {"spec_shape_histogram": {"(1,1,2)": 1, "(3,1,4)": 1}, "spec_margin": {"num_promoted": 1}}
+        yield {"meta_info": {"completion_tokens": 1, "finish_reason": None}, "output_ids": [1]}
+        yield {"meta_info": {"completion_tokens": 1, "finish_reason": None}, "output_ids": [1]}
+        yield {"meta_info": meta, "output_ids": [1, 2, 3, 4]}
+
+
+class Silent:
+    num_done = 0
+
+    def say(self, text):
+        pass
+
+    def doing(self, text):
+        pass
+
+    def advance(self):
+        self.num_done += 1
+
+
+def fresh_fake() -> type[FakeServer]:
+    return type("Fake", (FakeServer,), {"alive": [], "order": []})
+
+
+def plan(names=("adaptive",), **changes) -> Plan:
+    base = {
+        "target": "TARGET",
+        "draft": "DRAFT",
+        "configurations": parse_configurations(list(names), "DRAFT"),
+        "tasks": {"x": [[1], [2]], "y": [[3], [4]]},
+        "batch_sizes": [1],
+        "max_new_tokens": NUM_TOKENS,
+        "rounds": 2,
+        "num_beside": 5,
+        "dtype": "bfloat16",
+        "server_args": ["--extra"],
+    }
+    return Plan(**(base | changes))

@@ -1,0 +1,113 @@
+import contextlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adaptivespec.bench.configurations import PLAIN, parse_configuration, parse_configurations, server_plans
+from adaptivespec.errors import ConfigError
+from adaptivespec.shapes import TreeShape
+
+DRAFT = ("--speculative-draft-model-path", "D")
+ADAPTIVE = ("--speculative-algorithm", "ADAPTIVE", *DRAFT)
+EAGLE3 = ("--speculative-algorithm", "EAGLE3", *DRAFT)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "adaptive"),
+    [
+        ("plain", (), None),
+        ("eagle3-default", EAGLE3, None),
+        (
+            "eagle3-3-4-8",
+            (
+                *EAGLE3,
+                *("--speculative-num-steps", "3"),
+                *("--speculative-eagle-topk", "4"),
+                *("--speculative-num-draft-tokens", "8"),
+            ),
+            None,
+        ),
+        ("sglang-adaptive", (*EAGLE3, "--speculative-adaptive", "--speculative-eagle-topk", "1"), None),
+        ("adaptive", ADAPTIVE, None),
+        ("talon", ADAPTIVE, {"policy": "talon"}),
+        ("adaptive+kappa=0.3", ADAPTIVE, {"margin": {"kappa": 0.3}}),
+        ("adaptive+drift+fly", ADAPTIVE, {"drift": {"enabled": True}, "verifier": "fly"}),
+        ("talon+range=paper", ADAPTIVE, {"policy": "talon", "shape": {"range": "paper"}}),
+        ("adaptive+range=1-1-2:5-1-6", ADAPTIVE, {"shape": {"range": {"low": [1, 1, 2], "high": [5, 1, 6]}}}),
+        ("adaptive-static-3-1-4", ADAPTIVE, {"policy": "static"}),
+    ],
+)
+def test_names_and_what_they_mean(name, args, adaptive):
+    found = parse_configuration(name, "D")
+    assert (found.name, found.args, found.adaptive) == (name, args, adaptive)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", "PLAIN", "eagle3", "eagle3-", "eagle3-3-1", "eagle3-3-1-9", "eagle3-0-1-1", "adaptive-static-", "dcs"),
+        *(
+            "plain+fly",
+            "eagle3-default+drift",
+            "sglang-adaptive+kappa=1",
+            "adaptive+",
+            "adaptive+kappa",
+            "adaptive+fly=1",
+        ),
+        *("adaptive+kappa=x", "adaptive+kappa=0", "adaptive+kappa=1.5", "adaptive+kappa=nan", "adaptive+fly+fly"),
+        *("adaptive+range=none", "adaptive+range=1-1-2:", "adaptive-static-3-1-4+range=paper"),
+    ],
+)
+def test_other_names_are_refused_with_what_is_right(name):
+    with pytest.raises(ConfigError, match=r"found .*; expected .*; fix: "):
+        parse_configuration(name, "D")
+
+
+def test_an_unknown_name_lists_the_valid_ones():
+    with pytest.raises(ConfigError, match=r"eagle3-default, eagle3-S-K-N, sglang-adaptive, .* talon"):
+        parse_configuration("adaptiv", "D")
+
+
+@settings(max_examples=50)
+@given(st.text(alphabet="adptivesglnk3-+=.0 :", max_size=24) | st.text(max_size=8))
+def test_any_text_is_a_configuration_or_a_clear_error(text):
+    with contextlib.suppress(ConfigError):
+        assert parse_configuration(text, "D").name == text
+
+
+@settings(max_examples=30)
+@given(
+    steps=st.integers(1, 8),
+    kappa=st.none() | st.floats(0.01, 1),
+    flags=st.lists(st.sampled_from(["fly", "drift"]), unique=True),
+)
+def test_every_well_formed_name_is_understood(steps, kappa, flags):
+    shape = TreeShape(steps, 1, steps + 1)
+    extras = "".join(f"+{flag}" for flag in flags) + ("" if kappa is None else f"+kappa={kappa}")
+    found = parse_configuration(f"adaptive-static-{steps}-1-{steps + 1}{extras}", "D")
+    assert found.pinned == shape
+    assert found.is_static
+    assert ("verifier" in found.adaptive) == ("fly" in flags)
+    assert found.adaptive.get("margin", {}).get("kappa") == kappa
+
+
+def test_plain_is_always_first_and_nothing_occurs_twice():
+    assert [item.name for item in parse_configurations(["adaptive", "plain"], "D")] == [PLAIN, "adaptive"]
+    with pytest.raises(ConfigError, match="found adaptive twice"):
+        parse_configurations(["adaptive", "adaptive"], "D")
+
+
+def test_static_shapes_share_a_server_that_keeps_states_for_all_of_them():
+    names = ["adaptive", "adaptive-static-1-1-2", "adaptive-static-3-4-8", "adaptive-static-3-1-4+drift"]
+    plans = server_plans(parse_configurations(names, "D"))
+    assert [[item.name for item in plan.configurations] for plan in plans] == [
+        [PLAIN],
+        names[:1],
+        names[1:3],
+        names[3:],
+    ]
+    assert plans[1].adaptive is None
+    assert plans[2].adaptive == {"policy": "static", "shape": {"start": [1, 1, 2], "extra": [[3, 4, 8]]}}
+    assert plans[3].adaptive["shape"] == {"start": [3, 1, 4], "extra": []}
+    assert plans[3].slug == "adaptive-static-3-1-4-drift"
