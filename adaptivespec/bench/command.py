@@ -4,7 +4,9 @@ import argparse
 import json
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -12,6 +14,7 @@ from typing import NoReturn
 from tqdm import tqdm
 
 from adaptivespec.bench.configurations import VALID_NAMES, parse_configurations
+from adaptivespec.bench.grading import Grader, grade, grader_of
 from adaptivespec.bench.plan import Plan
 from adaptivespec.bench.report import write_report
 from adaptivespec.bench.run import measure
@@ -67,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     signal.signal(signal.SIGTERM, _interrupt)  # the servers lead groups of their own and would outlive this process
     try:
-        plan, sources = prepare(options)
+        plan, sources, grading = prepare(options)
         store = Store.open(options.out, plan.settings(), provenance())
     except AdaptiveSpecError as error:
         print(error, file=sys.stderr)
@@ -75,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted before anything was measured", file=sys.stderr)
         return EXIT_INTERRUPTED
-    return run(plan, store, sources)
+    return run(plan, store, sources, grading)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -102,14 +105,28 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument(
+        "--grade",
+        action="store_true",
+        help="say which answers are right: mathematics by math-verify, HumanEval by running its tests, which runs what the "
+        "model wrote on this machine, in a process of its own with a time limit",
+    )
+    parser.add_argument(
         "--out", type=Path, default=Path("out/bench"), help="folder for the results (default %(default)s)"
     )
     parser.add_argument("server_args", nargs="*", metavar="-- ARGUMENT", help="further arguments of every server")
     return parser.parse_args(argv)
 
 
-def prepare(options: argparse.Namespace) -> tuple[Plan, dict[str, str]]:
-    """The plan of a command line, and where its models and prompts come from.
+@dataclass(frozen=True)
+class Grading:
+    """What answers are graded by: each task's graders, and token ids to text."""
+
+    graders: dict[str, list[Grader | None]]
+    decode: Callable[[list[int]], str]
+
+
+def prepare(options: argparse.Namespace) -> tuple[Plan, dict[str, str], Grading | None]:
+    """The plan of a command line, where its models and prompts come from, and what grades the answers, if anything.
 
     Raises:
         AdaptiveSpecError: a wrong name, path or number, before any server is started.
@@ -122,6 +139,7 @@ def prepare(options: argparse.Namespace) -> tuple[Plan, dict[str, str]]:
             where="--prompts", found=", ".join(names), expected="each name once", fix="give each file a name of its own"
         )
     rows = {source.name: source.rows(options.num_prompts, options.skip) for source in options.prompts}
+    graders = {name: [grader_of(row) for row in some] for name, some in rows.items()} if options.grade else {}
     # Names before models: a mistyped one costs no download.
     parse_configurations(list(options.configurations), "DRAFT")
     fill_in_pair(options)
@@ -147,11 +165,15 @@ def prepare(options: argparse.Namespace) -> tuple[Plan, dict[str, str]]:
         server_args=options.server_args,
     )
     first, last = options.skip + 1, options.skip + options.num_prompts
-    files = {source.name: f"{source.path.name}, rows {first}-{last}" for source in options.prompts}
-    return plan, {"target": target, "draft": draft, **files}
+    files = {
+        source.name: f"{source.path.name}, rows {first}-{last}, each as one user turn of the chat template, no shots"
+        for source in options.prompts
+    }
+    grading = Grading(graders, partial(tokenizer.decode, skip_special_tokens=True)) if graders else None
+    return plan, {"target": target, "draft": draft, **files}, grading
 
 
-def run(plan: Plan, store: Store, sources: dict[str, str]) -> int:
+def run(plan: Plan, store: Store, sources: dict[str, str], grading: Grading | None = None) -> int:
     """Measure, write the report and print the JSON line, also after a failure or Ctrl-C; returns the exit code."""
     problem, exit_code = "", 0
     progress = BarProgress(plan.num_cells)
@@ -172,7 +194,9 @@ def run(plan: Plan, store: Store, sources: dict[str, str]) -> int:
     finally:
         progress.close()
     try:
-        report, line = write_report(plan, store, sources, problem)
+        answers = [row for rows in store.cells.values() for row in rows]
+        grades = grade(tqdm(answers, desc="grading"), grading.graders, grading.decode) if grading else None
+        report, line = write_report(plan, store, sources, problem, grades)
     except OSError as error:
         print(
             f"{store.out}: found {error.strerror or error}; expected to write the report; fix: free some space and run the "

@@ -9,6 +9,7 @@ from typing import Any
 
 from adaptivespec.bench.configurations import PLAIN, Configuration
 from adaptivespec.bench.figures import figures
+from adaptivespec.bench.grading import Grades
 from adaptivespec.bench.plan import Plan
 from adaptivespec.bench.store import ROWS_NAME, Store
 from adaptivespec.bench.tables import Summary, best_static, geometric_means, summarise
@@ -17,7 +18,9 @@ from adaptivespec.reports import render_template, write_whole
 REPORT_NAME = "report.html"
 
 
-def write_report(plan: Plan, store: Store, sources: Mapping[str, str], problem: str) -> tuple[Path, dict[str, Any]]:
+def write_report(
+    plan: Plan, store: Store, sources: Mapping[str, str], problem: str, grades: Grades | None = None
+) -> tuple[Path, dict[str, Any]]:
     """Write everything; returns the report's path and the figures of the last line.
 
     Args:
@@ -25,11 +28,12 @@ def write_report(plan: Plan, store: Store, sources: Mapping[str, str], problem: 
         store: complete or not; the report says which.
         sources: where models and prompts come from, by name.
         problem: why the run ended early; "" where it did not.
+        grades: which answers are right, where that was asked for.
 
     Raises:
         OSError: a file cannot be written.
     """
-    summaries = summarise(store, [item.name for item in plan.configurations])
+    summaries = summarise(store, [item.name for item in plan.configurations], grades)
     pictures = figures(store, summaries)
     line = headline(plan, store, summaries, problem)
     data = {"headline": line, "sources": dict(sources), "settings": store.settings, "sessions": store.sessions}
@@ -83,6 +87,7 @@ def headline(plan: Plan, store: Store, summaries: Sequence[Summary], problem: st
                     "ratio_q1",
                     "ratio_q3",
                     "accept_length",
+                    "accuracy",
                 )
             }
             for item in summaries

@@ -72,6 +72,11 @@ class Row:
         return {**self.cell._asdict(), **fields}
 
     @property
+    def prompt(self) -> int:
+        """Place of its prompt in the task."""
+        return self.cell.group * self.cell.batch_size + self.slot
+
+    @property
     def ttft(self) -> float:
         """Seconds from sending to the first token."""
         return self.arrivals[0][0] - self.sent

