@@ -1,0 +1,260 @@
+"""Decoders under load, by SGLang's own `bench_serving`: throughput and latency at several concurrencies and arrival rates."""
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from adaptivespec.bench.configurations import VALID_NAMES, ServerPlan, parse_configurations, server_plans
+from adaptivespec.bench.plan import write_config
+from adaptivespec.errors import AdaptiveSpecError
+from adaptivespec.launch import Server, ServerFailedError
+from adaptivespec.plots import SET_COLOURS, STYLE, png
+from adaptivespec.prompt_files import PromptFile, add_arguments, fill_in_pair
+from adaptivespec.reports import write_whole
+
+START_SECONDS = 900
+DESCRIPTION = """Decoders under load: SGLang's bench_serving against a real server of each, one server at a time.
+
+Closed loop at each of --concurrencies, and open loop (Poisson arrivals) at each of --rates. Every load of a decoder gets the
+same prompts from the first set, after the prefix cache has been flushed. Writes OUT/load.jsonl, a line for each load as it
+is measured, load.csv and load.png. The last line of the output is one JSON object."""
+
+
+class LoadError(AdaptiveSpecError, RuntimeError):
+    """A load could not be measured."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """One load of one decoder; the figures are bench_serving's.
+
+    Args:
+        configuration: name of the decoder.
+        concurrency: requests at once, at most; None for open loop.
+        rate: requests per second on average; None for closed loop.
+        output_tokens_per_s: of all requests together.
+        median_ttft_ms, p99_ttft_ms: milliseconds to the first token.
+        median_tpot_ms: milliseconds a token after the first, by request.
+        median_latency_ms: milliseconds from sending to the end.
+        accept_length: the server's running average, bonus token included; None without speculation.
+        num_requests: n.
+    """
+
+    configuration: str
+    concurrency: int | None
+    rate: float | None
+    output_tokens_per_s: float
+    median_ttft_ms: float
+    p99_ttft_ms: float
+    median_tpot_ms: float
+    median_latency_ms: float
+    accept_length: float | None
+    num_requests: int
+
+    @classmethod
+    def of(cls, configuration: str, concurrency: int | None, rate: float | None, result: dict[str, Any]) -> "Load":
+        """From the line that bench_serving writes."""
+        return cls(
+            configuration=configuration,
+            concurrency=concurrency,
+            rate=rate,
+            output_tokens_per_s=round(result["output_throughput"], 2),
+            median_ttft_ms=round(result["median_ttft_ms"], 1),
+            p99_ttft_ms=round(result["p99_ttft_ms"], 1),
+            median_tpot_ms=round(result["median_tpot_ms"], 1),
+            median_latency_ms=round(result["median_e2e_latency_ms"], 1),
+            accept_length=result["accept_length"] and round(result["accept_length"], 3),
+            num_requests=result["completed"],
+        )
+
+
+def write_dataset(source: PromptFile, count: int, path: Path) -> None:
+    """The prompts in the form that bench_serving calls custom; the second turn is required and not used."""
+    rows = source.rows(count)
+    turns = [[{"content": row["text"]}, {"content": "unused"}] for row in rows]
+    path.write_text("".join(json.dumps({"conversations": each}) + "\n" for each in turns), encoding="utf-8")
+
+
+def bench_serving(
+    url: str, target: str, dataset: Path, count: int, max_new_tokens: int, concurrency: int | None, rate: float | None
+) -> dict[str, Any]:
+    """Run SGLang's client once and return the line that it writes.
+
+    Raises:
+        LoadError: it failed, or some requests did.
+    """
+    out = dataset.with_name("bench_serving.jsonl")
+    out.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "sglang.bench_serving", "--backend", "sglang", "--base-url", url]
+    command += ["--model", target, "--dataset-name", "custom", "--dataset-path", str(dataset), "--apply-chat-template"]
+    command += ["--num-prompts", str(count), "--sharegpt-output-len", str(max_new_tokens), "--flush-cache"]
+    # Answers end where the model ends them: past its end it repeats itself, and drafts of that are too easy.
+    command += ["--disable-ignore-eos", "--seed", "0", "--output-file", str(out)]
+    command += [] if concurrency is None else ["--max-concurrency", str(concurrency)]
+    command += [] if rate is None else ["--request-rate", str(rate)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    lines = out.read_text("utf-8").splitlines() if out.exists() else []
+    result: dict[str, Any] = json.loads(lines[-1]) if lines else {}
+    if done.returncode or result.get("completed") != count:
+        last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["nothing"]
+        raise LoadError(
+            where=shlex.join(command),
+            found=f"exit code {done.returncode}, {result.get('completed', 0)} of {count} requests, {last[0]}",
+            expected="every request answered",
+            fix="run that command by hand, and look at the server's log",
+        )
+    return result
+
+
+def measure(
+    servers: Sequence[ServerPlan],
+    options: argparse.Namespace,
+    keep: Callable[[Load], None],
+    make_server: Callable[..., Server] = Server,
+    client: Callable[..., dict[str, Any]] = bench_serving,
+) -> None:
+    """Measure every load with one server after the other, keeping each as soon as it is done.
+
+    Raises:
+        ServerFailedError: a server did not start, or died.
+        LoadError: see `bench_serving`.
+    """
+    loads: list[tuple[int | None, float | None]] = [(value, None) for value in options.concurrencies]
+    loads += [(None, value) for value in options.rates]
+    dataset = options.out / "prompts.jsonl"
+    write_dataset(options.prompts[0], options.num_prompts, dataset)
+    # So that the accept length that the server shows is of the load that was measured.
+    common = ["--dtype", options.dtype, "--sleep-on-idle", "--decode-log-interval", "1"]
+    num_loads = len(loads) * sum(len(server.configurations) for server in servers)
+    with tqdm(total=num_loads, unit="load") as bar:
+        for plan in servers:
+            args = [*common, *plan.args, *write_config(plan, options.out / "configs"), *options.server_args]
+            log = options.out / "logs" / f"{plan.slug}.log"
+            with make_server(options.target, args, log=log, timeout=START_SECONDS) as server:
+                places = _places(server)
+                for item in plan.configurations:
+                    if item.pinned is not None:
+                        place = places.index(str(item.pinned))
+                        server.post("/set_internal_state", {"server_args": {"adaptive_shape": place}})
+                    for concurrency, rate in loads:
+                        bar.set_description(f"{item.name}, {_name(concurrency, rate)}")
+                        figures = (options.num_prompts, options.max_new_tokens, concurrency, rate)
+                        result = client(server.url, str(options.target), dataset, *figures)
+                        keep(Load.of(item.name, concurrency, rate, result))
+                        bar.update()
+
+
+def _places(server: Server) -> list[str]:
+    adaptive = server.get("/server_info")["internal_states"][0].get("adaptive")
+    return list(adaptive["shapes"]) if adaptive else []
+
+
+def _name(concurrency: int | None, rate: float | None) -> str:
+    return f"{concurrency} at once" if rate is None else f"{rate:g} a second"
+
+
+def figure(loads: Sequence[Load], caption: str) -> bytes:
+    """PNG: throughput and latency against concurrency, and against the arrival rate where that was measured."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    kinds = {"concurrency": "requests at once", "rate": "requests per second"}
+    kinds = {key: label for key, label in kinds.items() if any(getattr(load, key) is not None for load in loads)}
+    panels = {
+        "output_tokens_per_s": "output tokens/s",
+        "median_tpot_ms": "median ms a token",
+        "p99_ttft_ms": "p99 ms to the first",
+    }
+    with rc_context(STYLE):
+        fig = Figure(figsize=(10, 3.2 * len(kinds)), dpi=130, layout="constrained")
+        grid = fig.subplots(len(kinds), len(panels), squeeze=False)
+    names = list(dict.fromkeys(load.configuration for load in loads))
+    for axes_row, (key, label) in zip(grid, kinds.items(), strict=True):
+        for axes, (panel, title) in zip(axes_row, panels.items(), strict=True):
+            for number, name in enumerate(names):
+                mine = [load for load in loads if load.configuration == name and getattr(load, key) is not None]
+                points = [(getattr(load, key), getattr(load, panel)) for load in mine]
+                colour = SET_COLOURS[number % len(SET_COLOURS)]
+                axes.plot(*zip(*points, strict=True), marker="o", color=colour, label=name)
+            axes.set_xlabel(label)
+            axes.set_title(title, fontsize=10)
+            axes.set_ylim(bottom=0)
+    grid[0][0].legend(fontsize=8, frameon=False)
+    fig.suptitle(caption, fontsize=9)
+    return png(fig)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the loads; returns the exit code: 0, or 1 for a failure, after which what was measured is kept."""
+    options = parse(argv)
+    found: list[Load] = []
+    rows = options.out / "load.jsonl"
+
+    def keep(load: Load) -> None:
+        found.append(load)
+        with rows.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(load)) + "\n")
+
+    problem = None
+    try:
+        parse_configurations(options.configurations, "DRAFT")  # a mistyped name costs no download
+        fill_in_pair(options)
+        servers = server_plans(parse_configurations(options.configurations, str(options.draft)))
+        if rows.exists():
+            raise LoadError(where=str(rows), found="a former run", expected="none", fix="give another --out")
+        options.out.mkdir(parents=True, exist_ok=True)
+        measure(servers, options, keep)
+    except KeyboardInterrupt:
+        problem = "interrupted"
+    except (AdaptiveSpecError, OSError) as error:
+        problem = str(error)
+        tail = f"{error.log_tail}\n\n" if isinstance(error, ServerFailedError) else ""
+        print(f"{tail}{error}", file=sys.stderr)
+    if found:
+        write_whole(options.out / "load.csv", _csv(found).encode())
+        caption = f"{options.prompts[0].name}, n = {options.num_prompts} requests a point, at most {options.max_new_tokens} tokens"
+        write_whole(options.out / "load.png", figure(found, caption))
+    print(json.dumps({"complete": problem is None, "problem": problem, "loads": [asdict(load) for load in found]}))
+    return int(problem is not None)
+
+
+def _csv(loads: Sequence[Load]) -> str:
+    table = [asdict(load) for load in loads]
+    lines = [",".join(table[0])]
+    lines += [",".join("" if value is None else str(value) for value in row.values()) for row in table]
+    return "\n".join(lines) + "\n"
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="load.py",
+        description=DESCRIPTION,
+        epilog=f"configurations: {VALID_NAMES}.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_arguments(parser)
+    parser.add_argument(
+        "--configurations", nargs="+", default=["eagle3-3-1-4", "adaptive"], metavar="NAME", help="beside plain"
+    )
+    parser.add_argument("--concurrencies", type=int, nargs="*", default=[1, 2, 4, 8, 16])
+    parser.add_argument(
+        "--rates", type=float, nargs="*", default=[], help="requests per second, open loop (default none)"
+    )
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--out", type=Path, default=Path("out/load"), help="folder (default %(default)s)")
+    parser.add_argument("server_args", nargs="*", metavar="-- ARGUMENT", help="further arguments of every server")
+    options = parser.parse_args(argv)
+    if not options.concurrencies and not options.rates:
+        parser.error("found neither --concurrencies nor --rates; expected one load at least; fix: give either")
+    if min([1, *options.concurrencies]) < 1 or min([1.0, *options.rates]) <= 0:
+        parser.error("found a load of 0 or less; expected positive numbers; fix: correct --concurrencies or --rates")
+    return options
