@@ -6,7 +6,6 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -169,7 +168,7 @@ def prepare(options: argparse.Namespace) -> tuple[Plan, dict[str, str], Grading 
         source.name: f"{source.path.name}, rows {first}-{last}, each as one user turn of the chat template, no shots"
         for source in options.prompts
     }
-    grading = Grading(graders, partial(tokenizer.decode, skip_special_tokens=True)) if graders else None
+    grading = Grading(graders, lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True))) if graders else None
     return plan, {"target": target, "draft": draft, **files}, grading
 
 

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from adaptivespec.config import DriftConfig
 from adaptivespec.launch import Server
 from tests.server.client import Client, Reference
-from tests.server.models import CYCLE, make_cyclic_pair, make_poison_draft, make_random_pair
+from tests.server.models import CYCLE, make_cyclic_pair, make_poison_draft, make_poisoned_bank, make_random_pair
 from tests.server.prompts import ALL, to_ids
 
 # What a slow machine with other work may take; about 20 s on a quiet one.
@@ -52,7 +53,7 @@ class Servers:
         """The server of that name, started if it does not run."""
         if name in self._attached:
             return Client(self._attached[name])
-        if name not in self._clients:
+        if name not in self:
             stack = self._reference
             if name != "ref":
                 self.stop_current()
@@ -65,6 +66,10 @@ class Servers:
             stack.enter_context(server)
             self._clients[name] = Client(server.url)
         return self._clients[name]
+
+    def __contains__(self, name: str) -> bool:
+        """Whether such a server runs."""
+        return name in self._attached or name in self._clients
 
     def stop_current(self) -> None:
         """Make room for a server that something else starts."""
@@ -125,10 +130,12 @@ def ada(servers: Servers, target: Path, adaptive_args: Callable, ada_config: dic
 
 
 @pytest.fixture(scope="session")
-def remembering(servers: Servers, target: Path, adaptive_args: Callable) -> Client:
-    """ADAPTIVE with a memory; the same question asked twice is drafted differently."""
+def remembering(servers: Servers, target: Path, draft: Path, prompts: list, adaptive_args: Callable) -> Client:
+    """ADAPTIVE with a memory, which starts with a bank that is wrong about the first two prompts' answers."""
     memory = {"enabled": True, "num_slots": 1024, "gain": 1.0, "check_every": 8, "shared": True}
     memory["file"] = str(servers.folder / "bank")
+    if "remembering" not in servers:
+        make_poisoned_bank(servers.folder / "bank", target, draft, prompts[:2], DriftConfig(**memory))
     return servers.get("remembering", target, adaptive_args({"policy": "cycle", "drift": memory, **PAPER_RANGE}))
 
 

@@ -10,6 +10,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+from adaptivespec.config import DriftConfig
+from adaptivespec.offline.pair import Answer, Pair
+from adaptivespec.sglang_plugin.drift_check import fingerprint
+from drift.memory import DriftMemory
+from drift.storage import save_bank
+from drift.tenants import Tenants
+
 # SGLang reads EAGLE-3's three states before layers 2, L/2 and L-3, which must differ.
 NUM_LAYERS = 8
 # What the cyclic pair says, again and again. Letters and signs in turn, so that the tokenizer, too, makes each
@@ -23,6 +30,27 @@ def make_poison_draft(draft: Path, folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     weights["lm_head.weight"] = -weights["lm_head.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def make_poisoned_bank(path: Path, target: Path, draft: Path, prompts: list[list[int]], config: DriftConfig) -> None:
+    """A bank file whose tenant "poisoned" knows every state of some answers, forbids what the draft would say there, and
+    wants what it would not."""
+    pair = Pair(str(target), str(draft))
+    vocab_size = pair.draft.config["draft_vocab_size"]
+    memory = DriftMemory(config.params, pair.draft.config["hidden_size"], vocab_size, "cpu")
+    tenants, half, used = Tenants(config.num_banks), config.num_tokens // 2, 0
+    (bank,), _ = tenants.assign(["poisoned"])
+    for ids in prompts:
+        out = pair.model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=32)[0].tolist()
+        trace = pair.trace(pair.batch(Answer(ids, out[len(ids) :])), num_steps=3)
+        states, logits = trace.hidden.flatten(0, 1), trace.draft_logits.flatten(0, 1)
+        slots = slice(used, used + len(states))
+        memory.keys[slots] = torch.nn.functional.normalize(states, dim=1)
+        memory.token_ids[slots] = torch.cat((logits.topk(half).indices, (-logits).topk(half).indices), dim=1)
+        memory.bias[slots] = torch.tensor([-100.0] * half + [100.0] * half)
+        memory.owner[slots] = bank
+        used += len(states)
+    save_bank(path, memory, tenants, fingerprint(draft))
 
 
 def make_random_pair(folder: Path, tokenizer_folder: Path) -> tuple[Path, Path]:

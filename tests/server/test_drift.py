@@ -43,6 +43,17 @@ def fresh(remembering: Client):
     remembering.set_state("adaptive_drift", RESET)
 
 
+def test_a_poisoned_memory_costs_acceptance_and_nothing_else(remembering: Client, reference: Reference, prompts):
+    """First, while the server holds the bank that it was started with."""
+    remembering.set_state("adaptive_drift", FREEZE)
+    with remembering.pinned(TREE):
+        poisoned, alone = ask(remembering, prompts[:2], tenant="poisoned"), ask(remembering, prompts[:2], drift=False)
+    remembering.set_state("adaptive_drift", LEARN)
+    assert tenant(remembering, "poisoned")["hits"] > 0
+    assert sum(accepted(poisoned)) < 0.9 * sum(accepted(alone))
+    assert_parity(reference.answers(prompts[:2], NUM_TOKENS), poisoned)
+
+
 def test_what_was_said_before_is_drafted_better(fresh: Client, reference: Reference, prompts):
     """Also with a tenant's memory full of it: the answers are plain decoding's."""
     some = prompts[:3]
