@@ -2,13 +2,10 @@
 
 import argparse
 import json
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 from tqdm import tqdm
 
@@ -18,13 +15,12 @@ from adaptivespec.bench.plan import Plan
 from adaptivespec.bench.report import write_report
 from adaptivespec.bench.run import measure
 from adaptivespec.bench.store import Store
+from adaptivespec.command_line import EXIT_FAILED, EXIT_INTERRUPTED, end_on_sigterm, positive
 from adaptivespec.errors import AdaptiveSpecError, ConfigError
 from adaptivespec.launch import ServerFailedError
 from adaptivespec.prompt_files import add_arguments, chat_token_ids, fill_in_pair
 from adaptivespec.provenance import provenance
 
-EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130
 DEFAULT_CONFIGURATIONS = ("eagle3-default", "eagle3-3-1-4", "sglang-adaptive", "adaptive", "adaptive+kappa=0.2")
 DESCRIPTION = """Decoders by name on real SGLang servers, interleaved, as a ratio to plain decoding on the same prompts.
 
@@ -67,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Once measuring has begun, a report is written in each case.
     """
     options = parse(argv)
-    signal.signal(signal.SIGTERM, _interrupt)  # the servers lead groups of their own and would outlive this process
+    end_on_sigterm()
     try:
         plan, sources, grading = prepare(options)
         store = Store.open(options.out, plan.settings(), provenance())
@@ -94,11 +90,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help=f"beside plain, see below (default {' '.join(DEFAULT_CONFIGURATIONS)})",
     )
     parser.add_argument(
-        "--batch-sizes", type=_positive, nargs="+", default=[1], help="requests at the same time (default 1)"
+        "--batch-sizes", type=positive, nargs="+", default=[1], help="requests at the same time (default 1)"
     )
     parser.add_argument(
         "--beside",
-        type=_positive,
+        type=positive,
         default=5,
         help="servers that are up at once beside plain's; more configurations follow in blocks (default %(default)s)",
     )
@@ -225,14 +221,3 @@ def _check_model(option: str, value: str | None) -> None:
             expected="a model's folder or hub name",
             fix="correct the path",
         )
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"found {text}; expected a whole number of 1 or more")
-    return value
-
-
-def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from adaptivespec.bench.configurations import VALID_NAMES, ServerPlan, parse_configurations, server_plans
 from adaptivespec.bench.plan import write_config
+from adaptivespec.command_line import EXIT_FAILED, EXIT_INTERRUPTED, end_on_sigterm, positive
 from adaptivespec.errors import AdaptiveSpecError
 from adaptivespec.launch import Server, ServerFailedError
 from adaptivespec.plots import SET_COLOURS, STYLE, png
@@ -203,7 +204,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with rows.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(load)) + "\n")
 
-    problem = None
+    problem, exit_code = None, 0
+    end_on_sigterm()
     try:
         parse_configurations(options.configurations, "DRAFT")  # a mistyped name costs no download
         fill_in_pair(options)
@@ -213,9 +215,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.out.mkdir(parents=True, exist_ok=True)
         measure(servers, options, keep)
     except KeyboardInterrupt:
-        problem = "interrupted"
+        problem, exit_code = "interrupted", EXIT_INTERRUPTED
     except (AdaptiveSpecError, OSError) as error:
-        problem = str(error)
+        problem, exit_code = str(error), EXIT_FAILED
         tail = f"{error.log_tail}\n\n" if isinstance(error, ServerFailedError) else ""
         print(f"{tail}{error}", file=sys.stderr)
     if found:
@@ -223,7 +225,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         caption = f"{options.prompts[0].name}, n = {options.num_prompts} requests a point, at most {options.max_new_tokens} tokens"
         write_whole(options.out / "load.png", figure(found, caption))
     print(json.dumps({"complete": problem is None, "problem": problem, "loads": [asdict(load) for load in found]}))
-    return int(problem is not None)
+    return exit_code
 
 
 def _csv(loads: Sequence[Load]) -> str:
@@ -245,7 +247,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--configurations", nargs="+", default=["eagle3-3-1-4", "adaptive"], metavar="NAME", help="beside plain"
     )
-    parser.add_argument("--concurrencies", type=int, nargs="*", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--concurrencies", type=positive, nargs="*", default=[1, 2, 4, 8, 16])
     parser.add_argument(
         "--rates", type=float, nargs="*", default=[], help="requests per second, open loop (default none)"
     )
@@ -255,6 +257,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if not options.concurrencies and not options.rates:
         parser.error("found neither --concurrencies nor --rates; expected one load at least; fix: give either")
-    if min([1, *options.concurrencies]) < 1 or min([1.0, *options.rates]) <= 0:
-        parser.error("found a load of 0 or less; expected positive numbers; fix: correct --concurrencies or --rates")
+    if min(options.rates, default=1.0) <= 0:
+        parser.error("found a rate of 0 or less; expected positive numbers; fix: correct --rates")
     return options

@@ -5,14 +5,12 @@ Ends with a table, OUT/report.html with plots, and one JSON line as the last lin
 
 import argparse
 import json
-import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
+from adaptivespec.command_line import EXIT_FAILED, EXIT_INTERRUPTED, end_on_sigterm, positive
 from adaptivespec.demo.configurations import speculative_configurations
 from adaptivespec.demo.measure import Measurements
 from adaptivespec.demo.prompts import SOURCES, TRACE_PROMPT, prompt_sets
@@ -20,8 +18,6 @@ from adaptivespec.demo.session import Plan, measure
 from adaptivespec.errors import AdaptiveSpecError
 from adaptivespec.launch import ServerFailedError
 
-EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130
 FULL = {"prompts": 4, "tokens": 64}
 QUICK = {"prompts": 1, "tokens": 40}
 TRACE_TOKENS = 128
@@ -33,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Once measuring has begun, a report is written in each case.
     """
     options = parse(argv)
-    signal.signal(signal.SIGTERM, _interrupt)  # the servers lead groups of their own and would outlive this process
+    end_on_sigterm()
     try:
         target, draft, sources = prepare_pair(options)
         return run(options, target, draft, sources)
@@ -61,10 +57,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--target", help="folder or hub name of another target; needs --draft")
     parser.add_argument("--draft", help="folder or hub name of its EAGLE-3 draft; needs --target")
     parser.add_argument(
-        "--prompts", type=_positive, help=f"of each set, which hold 8, 11 and 10 (default {FULL['prompts']})"
+        "--prompts", type=positive, help=f"of each set, which hold 8, 11 and 10 (default {FULL['prompts']})"
     )
-    parser.add_argument("--tokens", type=_positive, help=f"cap of each answer (default {FULL['tokens']})")
-    parser.add_argument("--rounds", type=_positive, default=1, help="passes over the prompts (default %(default)s)")
+    parser.add_argument("--tokens", type=positive, help=f"cap of each answer (default {FULL['tokens']})")
+    parser.add_argument("--rounds", type=positive, default=1, help="passes over the prompts (default %(default)s)")
     parser.add_argument("server_args", nargs="*", metavar="-- ARGUMENT", help="further arguments of every server")
     options = parser.parse_args(argv)
     if (options.target is None) != (options.draft is None):
@@ -131,14 +127,3 @@ def run(options: argparse.Namespace, target: str, draft: str, sources: dict[str,
     print(f"report: {report.resolve()}")
     print(json.dumps({**found.headline(), "report": str(report.resolve())}))
     return exit_code
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"found {text}; expected a whole number of 1 or more")
-    return value
-
-
-def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt

@@ -5,40 +5,21 @@ from pathlib import Path
 
 from adaptivespec.bench.configurations import parse_configurations
 from adaptivespec.bench.plan import Plan
+from tests.unit.fake_server import FIXED_SHAPE, FakeServer
 
-STATIC_INFO = {"speculative_num_steps": 3, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}
 MEMORY = {"weight": 0.25, "kvcache": 0.5, "graph": {"decode": 0.125}}
 NUM_TOKENS = 4
 
 
-class FakeServer:
-    """Subclass it for lists of one's own: `alive` those that run, `order` (log name, pinned shape) of each answer."""
+class FakeBenchServer(FakeServer):
+    """`order` holds (log name, pinned shape) of each answer."""
 
-    alive: list["FakeServer"]
     order: list[tuple[str, int | None]]
-    dies_after = 10**9
     falls_back = False
 
     def __init__(self, model, args, *, log: Path, timeout: float) -> None:
-        self.args, self.log = args, log
-        self.command = ["launch", str(model), *args]
+        super().__init__(model, args, log=log, timeout=timeout)
         self.pinned: int | None = None
-
-    def start(self) -> None:
-        self.alive.append(self)
-
-    def stop(self) -> None:
-        if self in self.alive:
-            self.alive.remove(self)
-
-    def wait_until_ready(self) -> None:
-        assert self in self.alive
-
-    def exit_code(self) -> int | None:
-        return 137
-
-    def log_tail(self) -> str:
-        return "last words"
 
     def resident_bytes(self) -> int:
         return 3 * 2**20
@@ -49,7 +30,7 @@ class FakeServer:
         if "ADAPTIVE" in self.args:
             state["adaptive"] = {"shapes": ["(1,1,2)", "(3,1,4)", "(5,1,6)"]}
         is_upstream = "--speculative-adaptive" in self.args and not self.falls_back
-        fixed = STATIC_INFO if "--speculative-algorithm" in self.args else {"speculative_num_steps": None}
+        fixed = FIXED_SHAPE if "--speculative-algorithm" in self.args else {"speculative_num_steps": None}
         return {"internal_states": [state], "speculative_adaptive": is_upstream, **fixed}
 
     def post(self, path, body):
@@ -87,8 +68,8 @@ class Silent:
         self.num_done += 1
 
 
-def fresh_fake() -> type[FakeServer]:
-    return type("Fake", (FakeServer,), {"alive": [], "order": []})
+def fresh_fake() -> type[FakeBenchServer]:
+    return type("Fake", (FakeBenchServer,), {"alive": [], "order": []})
 
 
 def plan(names=("adaptive",), **changes) -> Plan:

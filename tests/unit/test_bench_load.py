@@ -9,7 +9,7 @@ import pytest
 
 from adaptivespec.bench import load
 from adaptivespec.errors import AdaptiveSpecError
-from tests.unit.bench_fakes import FakeServer
+from tests.unit.bench_fakes import FakeBenchServer
 
 RESULT = {
     "output_throughput": 40.0,
@@ -29,16 +29,8 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     prompts.write_text("".join(json.dumps({"question": f"{n}?"}) + "\n" for n in range(3)))
     calls: list[tuple] = []
 
-    class Server(FakeServer):
+    class Server(FakeBenchServer):
         alive: ClassVar[list] = []
-        url = "http://fake"
-
-        def __enter__(self):
-            self.start()
-            return self
-
-        def __exit__(self, *_):
-            self.stop()
 
     def client(url, target, dataset, count, max_new_tokens, concurrency, rate):
         assert len(Server.alive) == 1
@@ -47,6 +39,7 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     measure = load.measure
     monkeypatch.setattr(load, "fill_in_pair", lambda options: None)
+    monkeypatch.setattr(load, "end_on_sigterm", lambda: None)
     monkeypatch.setattr(load, "measure", lambda servers, options, keep: measure(servers, options, keep, Server, client))
     text = ["--prompts", f"ask={prompts}", "--num-prompts", "2", "--out", str(tmp_path / "out"), "--target", "T"]
     return [

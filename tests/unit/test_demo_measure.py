@@ -20,6 +20,7 @@ from adaptivespec.demo.prompts import GENERAL_QUESTIONS, WORD_PROBLEMS, human_ev
 from adaptivespec.demo.session import Plan, measure, pair_line, shape_note
 from adaptivespec.launch import ServerFailedError
 from adaptivespec.prompt_files import chat_token_ids
+from tests.unit.fake_server import FIXED_SHAPE, FakeServer
 
 
 def answer(speed: float | None = 10.0, ids=(1, 2, 3), **kwargs) -> Answer:
@@ -182,42 +183,24 @@ def test_shape_notes():
     assert shape_note(adaptive) == "2 shapes, chosen at every step: (3,4,4) (7,1,8)"
 
 
-class FakeServer:
-    """Answers like a server; `alive` lists those that run, `order` who answered in which order."""
+class FakeDemoServer(FakeServer):
+    """Answers like a server; `order` says who answered in which order."""
 
-    alive: list["FakeServer"]
-    order: list["FakeServer"]
-    dies_after = 10**9
+    order: list["FakeDemoServer"]
 
     def __init__(self, model, args, *, log: Path, timeout: float) -> None:
-        self.args, self.log = args, log
-        self.command = ["launch", str(model), *args]
-        self.url = f"http://{log.stem}"
+        super().__init__(model, args, log=log, timeout=timeout)
         self.is_adaptive = "ADAPTIVE" in args
         self.num_answers = 0
 
     def start(self) -> None:
-        self.alive.append(self)
+        super().start()
         assert len(self.alive) <= 2, "more than two servers at a time"
-
-    def stop(self) -> None:
-        if self in self.alive:
-            self.alive.remove(self)
-
-    def wait_until_ready(self) -> None:
-        assert self in self.alive
-
-    def exit_code(self) -> int | None:
-        return 137
-
-    def log_tail(self) -> str:
-        return "last words"
 
     def get(self, path):
         assert path == "/server_info"
         state = {"adaptive": {"shapes": ["(3,4,4)"], "counts": {"steps_per_shape": {}}}} if self.is_adaptive else {}
-        fixed = {"speculative_num_steps": 3, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}
-        return {"internal_states": [state], **fixed}
+        return {"internal_states": [state], **FIXED_SHAPE}
 
     def post(self, path, body, timeout):
         assert path == "/generate"
@@ -249,9 +232,9 @@ class Silent:
 
 @pytest.fixture
 def fake(monkeypatch):
-    """A fresh kind of `FakeServer`, with its own lists."""
+    """A fresh kind of `FakeDemoServer`, with its own lists."""
     monkeypatch.setattr("adaptivespec.launch.DYING_SECONDS", 0)
-    return type("Fake", (FakeServer,), {"alive": [], "order": []})
+    return type("Fake", (FakeDemoServer,), {"alive": [], "order": []})
 
 
 def plan(tmp_path, configurations=("A", "B")) -> Plan:

@@ -1,0 +1,26 @@
+"""What the measuring commands share: exit codes, an end on SIGTERM that takes the servers along, and argument types."""
+
+import argparse
+import signal
+from types import FrameType
+from typing import NoReturn
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM end this process as Ctrl-C does: servers lead groups of their own and would outlive it."""
+    signal.signal(signal.SIGTERM, _interrupt)
+
+
+def positive(text: str) -> int:
+    """For argparse: a whole number of 1 or more."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"found {text}; expected a whole number of 1 or more")
+    return value
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
