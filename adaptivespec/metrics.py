@@ -21,13 +21,35 @@ class Promotion(NamedTuple):
 
 
 @dataclass
-class RequestCounts:
+class Acceptance:
+    """What was offered and taken.
+
+    Args:
+        verify_steps: target forwards that decoded a request, those without speculation included.
+        proposed: draft tokens offered to the target.
+        accepted: draft tokens accepted, bonus tokens not counted.
+    """
+
+    verify_steps: int = 0
+    proposed: int = 0
+    accepted: int = 0
+
+    @property
+    def accept_rate(self) -> float:
+        """Accepted / proposed, in [0, 1]; 0.0 where nothing was proposed."""
+        return self.accepted / self.proposed if self.proposed else 0.0
+
+    @property
+    def accept_length(self) -> float:
+        """Mean tokens per step, BONUS TOKEN INCLUDED, so 1.0 where no draft is accepted; 0.0 before the first step."""
+        return (self.accepted + self.verify_steps) / self.verify_steps if self.verify_steps else 0.0
+
+
+@dataclass
+class RequestCounts(Acceptance):
     """The steps of one request.
 
     Args:
-        verify_steps: target forwards that decoded this request, those without speculation included.
-        proposed: draft tokens offered to the target.
-        accepted: draft tokens accepted, bonus tokens not counted.
         steps_per_shape: steps at each shape.
         steps_per_accepted: steps that accepted just so many draft tokens.
         kappa: least ratio that the request is verified with; None where it is strict.
@@ -36,9 +58,6 @@ class RequestCounts:
         promotions: the returned ones in order, kept where the request asks for them.
     """
 
-    verify_steps: int = 0
-    proposed: int = 0
-    accepted: int = 0
     steps_per_shape: Counter[TreeShape] = field(default_factory=Counter)
     steps_per_accepted: Counter[int] = field(default_factory=Counter)
     kappa: float | None = None
@@ -74,16 +93,6 @@ class RequestCounts:
             self.promoted += 1
             if keep:
                 self.promotions.append(promotion)
-
-    @property
-    def accept_rate(self) -> float:
-        """Accepted / proposed, in [0, 1]; 0.0 where nothing was proposed."""
-        return self.accepted / self.proposed if self.proposed else 0.0
-
-    @property
-    def accept_length(self) -> float:
-        """Mean tokens per step, BONUS TOKEN INCLUDED, so 1.0 where no draft is accepted; 0.0 before the first step."""
-        return (self.accepted + self.verify_steps) / self.verify_steps if self.verify_steps else 0.0
 
     def to_meta(self) -> dict[str, Any]:
         """The entries of a response's `meta_info`, under SGLang's names where it has them.
@@ -132,11 +141,11 @@ class RequestCounts:
 
 
 @dataclass
-class ServerCounts:
-    """The steps of all requests of one scheduler. Each of the first three is the sum over its requests.
+class ServerCounts(Acceptance):
+    """The steps of all requests of one scheduler; its `Acceptance` is the sum over them, so that a batch of 8 adds 8 verify
+    steps.
 
     Args:
-        verify_steps, proposed, accepted: as in `RequestCounts`; a batch of 8 adds 8 verify steps.
         steps_per_shape: batch steps at each shape; a batch of 8 adds 1.
         shape_switches: batch steps whose shape was not that of the batch step before.
         breaker_trips, breaker_recoveries: copied from the policy's counts.
@@ -145,9 +154,6 @@ class ServerCounts:
             reaches the scheduler.
     """
 
-    verify_steps: int = 0
-    proposed: int = 0
-    accepted: int = 0
     steps_per_shape: Counter[TreeShape] = field(default_factory=Counter)
     shape_switches: int = 0
     breaker_trips: int = 0
@@ -189,16 +195,6 @@ class ServerCounts:
     def record_refusal(self, reason: str) -> None:
         """Count one refusal under the reason of its `RefusedError`."""
         self.refusals[reason] += 1
-
-    @property
-    def accept_rate(self) -> float:
-        """Accepted / proposed, in [0, 1]; 0.0 where nothing was proposed."""
-        return self.accepted / self.proposed if self.proposed else 0.0
-
-    @property
-    def accept_length(self) -> float:
-        """Mean tokens per request and step, BONUS TOKEN INCLUDED; 0.0 before the first step."""
-        return (self.accepted + self.verify_steps) / self.verify_steps if self.verify_steps else 0.0
 
     def check_identities(self) -> list[str]:
         """The identities that do not hold, each as a line with its numbers; empty where all is well."""
