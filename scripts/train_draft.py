@@ -51,7 +51,7 @@ class Material:
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    loop, loss = LoopOptions(num_steps=2000, decay_steps=800), LossOptions()
+    loop, loss = LoopOptions(num_steps=3300, decay_steps=2200), LossOptions()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--corpus", type=Path, required=True, help="jsonl or jsonl.gz: prompt, ids, greedy")
@@ -92,13 +92,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         default=loss.dropout,
         help="share of what attention and MLP add to the residual that is dropped in training (%(default)s)",
     )
-    add("--train-on", choices=("greedy", "all"), default="greedy", help="rows to train on (%(default)s)")
-    add(
-        "--growth-epochs",
-        type=int,
-        default=loop.growth_epochs,
-        help="epochs over which the text grows to all rows (%(default)s)",
-    )
+    add("--train-on", choices=("greedy", "all"), default="all", help="rows to train on (%(default)s)")
     add("--draft-vocab", type=int, default=8192, help="size of the draft vocabulary (%(default)s)")
     add("--held-out", type=int, default=200, help="rows kept out of training, drawn by the seed (%(default)s)")
     add("--seed", type=int, default=loop.seed, help="of split, order and draws (%(default)s)")
@@ -128,7 +122,6 @@ def train(args: argparse.Namespace, material: Material) -> dict[str, Any]:
         micro_batch=args.micro_batch,
         micro_batches=args.micro_batches,
         num_workers=args.workers,
-        growth_epochs=args.growth_epochs,
         seed=args.seed,
     )
     loss = LossOptions(row_share=args.row_share, feature_weight=args.feature_weight, dropout=args.dropout)

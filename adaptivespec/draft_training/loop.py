@@ -33,7 +33,6 @@ class LoopOptions:
         learning_rate: its plateau.
         micro_batch: rows whose gradient is computed at once, on one thread.
         micro_batches: how many of them make one optimizer step.
-        growth_epochs: epochs over which the text grows to all rows (see `BatchOrder`); 1 for all from the start.
         num_workers: threads that compute gradients; the result does not depend on it.
         checkpoint_every: optimizer steps between two checkpoints.
         seed: of the order of rows and of every draw.
@@ -46,7 +45,6 @@ class LoopOptions:
     weight_decay: float = 0.01
     micro_batch: int = 2
     micro_batches: int = 4
-    growth_epochs: int = 4
     num_workers: int = 2
     checkpoint_every: int = 100
     seed: int = 0
@@ -60,21 +58,17 @@ def learning_rate(step: int, options: LoopOptions) -> float:
 
 
 class BatchOrder:
-    """Which rows make micro-batch n, a pure function of the seed: rows of like length together, mixed every epoch.
+    """Which rows make micro-batch n, a pure function of the seed: rows of like length together, mixed every epoch."""
 
-    The text grows: epoch e of the first `growth_epochs` goes over the first (e + 1) / growth_epochs of the rows, in a
-    seeded order. A row's target states cost as much as several passes over it, so early steps, from which any row
-    would do, are better spent on few rows.
-    """
-
-    def __init__(self, lens: dict[int, int], micro_batch: int, growth_epochs: int, seed: int) -> None:
+    def __init__(self, lens: dict[int, int], micro_batch: int, seed: int) -> None:
         """
         Args:
             lens: row index to its number of tokens.
         """
-        self.lens, self.micro_batch, self.growth_epochs, self.seed = lens, micro_batch, growth_epochs, seed
-        self.ranked = list(lens)
-        random.Random(f"{seed}-rank").shuffle(self.ranked)
+        self.lens, self.micro_batch, self.seed = lens, micro_batch, seed
+        # Mixed here and again every epoch: in just this order the shipped draft was trained.
+        self.mixed = list(lens)
+        random.Random(f"{seed}-rank").shuffle(self.mixed)
         self._first, self._epoch = 0, 0
         self._batches = self.epoch(0)
 
@@ -91,9 +85,8 @@ class BatchOrder:
     def epoch(self, epoch: int) -> list[list[int]]:
         """The micro-batches of one epoch, all full; rows that fill none are left out of this epoch."""
         rng = random.Random(f"{self.seed}-{epoch}")
-        num_rows = len(self.ranked) * min(epoch + 1, self.growth_epochs) // self.growth_epochs
-        rows = rng.sample(self.ranked[:num_rows], num_rows)
-        rows = rows[: max(1, num_rows // self.micro_batch) * self.micro_batch]
+        rows = rng.sample(self.mixed, len(self.mixed))
+        rows = rows[: max(1, len(rows) // self.micro_batch) * self.micro_batch]
         # Noise on the length keeps the same rows from meeting in every epoch.
         rows.sort(key=lambda row: self.lens[row] * rng.uniform(0.9, 1.1))
         batches = [rows[i : i + self.micro_batch] for i in range(0, len(rows), self.micro_batch)]
@@ -127,9 +120,7 @@ class Trainer:
     ) -> None:
         self.draft, self.states, self.loop, self.loss = draft, states, loop, loss
         self.embed = states.model.embed_tokens.weight.detach()
-        self.order = BatchOrder(
-            {i: len(states.rows[i]) for i in train_rows}, loop.micro_batch, loop.growth_epochs, loop.seed
-        )
+        self.order = BatchOrder({i: len(states.rows[i]) for i in train_rows}, loop.micro_batch, loop.seed)
         self.params = [p for p in draft.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self.params, lr=loop.learning_rate, betas=(0.9, 0.95), weight_decay=loop.weight_decay

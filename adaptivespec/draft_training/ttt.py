@@ -43,11 +43,11 @@ class LossOptions:
 
     num_steps: int = 5
     step_decay: float = 0.8
-    row_share: float = 0.35
+    row_share: float = 0.25
     feature_weight: float = 0.0
     head_top: int = 8
     head_random: int = 512
-    dropout: float = 0.0
+    dropout: float = 0.1
 
 
 def unroll(

@@ -32,7 +32,7 @@ class Tuner:
     def __init__(self, draft: Eagle3Draft, embed: Tensor, learning_rate: float, num_steps: int, seed: int = 0) -> None:
         self.draft = copy.deepcopy(draft).requires_grad_(True)
         self._embed = embed
-        self._options = LossOptions(num_steps=num_steps, row_share=1.0)
+        self._options = LossOptions(num_steps=num_steps, row_share=1.0, dropout=0.0)
         self._generator = torch.Generator().manual_seed(seed)
         self._optimizer = torch.optim.AdamW(self.draft.parameters(), lr=learning_rate, weight_decay=0.0)
 

@@ -211,7 +211,7 @@ def plain_loss(draft: Eagle3Draft, target: LlamaModel, batch: Batch, options: Lo
 def test_loss_is_the_cross_entropy_with_the_targets_distribution(
     draft: Eagle3Draft, target: LlamaModel, batch: Batch
 ) -> None:
-    options = LossOptions(num_steps=3, row_share=1.0, head_top=0)
+    options = LossOptions(num_steps=3, row_share=1.0, head_top=0, dropout=0.0)
     loss = ttt_loss(draft, target.embed_tokens.weight, batch, options, torch.Generator())
     torch.testing.assert_close(loss, plain_loss(draft, target, batch, options), atol=1e-4, rtol=1e-4)
 
@@ -220,7 +220,7 @@ def test_drawing_every_other_token_gives_the_whole_softmax(
     draft: Eagle3Draft, target: LlamaModel, batch: Batch
 ) -> None:
     def loss(**choice: int) -> Tensor:
-        options = LossOptions(num_steps=2, row_share=1.0, **choice)
+        options = LossOptions(num_steps=2, row_share=1.0, dropout=0.0, **choice)
         return ttt_loss(draft, target.embed_tokens.weight, batch, options, torch.Generator().manual_seed(3))
 
     torch.testing.assert_close(loss(head_top=1, head_random=100), loss(head_top=0), atol=1e-4, rtol=1e-5)
@@ -239,8 +239,26 @@ def test_random_tokens_of_the_softmax_stand_for_all_that_were_not_drawn() -> Non
 def test_feature_weight_adds_a_cost(draft: Eagle3Draft, target: LlamaModel, batch: Batch) -> None:
     losses = [
         ttt_loss(
-            draft, target.embed_tokens.weight, batch, LossOptions(feature_weight=w), torch.Generator().manual_seed(0)
+            draft,
+            target.embed_tokens.weight,
+            batch,
+            LossOptions(feature_weight=w, dropout=0.0),
+            torch.Generator().manual_seed(0),
         )
         for w in (0.0, 1.0)
     ]
     assert losses[1] > losses[0]
+
+
+def test_dropout_repeats_with_its_generator_and_scales_what_it_keeps(
+    draft: Eagle3Draft, target: LlamaModel, batch: Batch
+) -> None:
+    def loss(dropout: float, seed: int = 0) -> float:
+        options = LossOptions(num_steps=2, row_share=1.0, head_top=0, dropout=dropout)
+        generator = torch.Generator().manual_seed(seed)
+        return ttt_loss(draft, target.embed_tokens.weight, batch, options, generator).item()
+
+    assert loss(0.5) == loss(0.5) != loss(0.5, seed=1)
+    assert loss(0.5) != loss(0.0)
+    means = sum(loss(0.2, seed) for seed in range(20)) / 20
+    assert means == pytest.approx(loss(0.0), rel=0.1)
