@@ -130,12 +130,20 @@ def _stock_args(name: str, draft: str) -> tuple[str, ...]:
     if name == "eagle3-default":
         return args
     if name == "sglang-adaptive":
-        return (*args, UPSTREAM_ADAPTIVE, "--speculative-eagle-topk", "1")
+        # It captures graphs on every device, and its start fails where there is nothing to capture with.
+        graphs = () if _has_cuda() else ("--disable-cuda-graph",)
+        return (*args, UPSTREAM_ADAPTIVE, "--speculative-eagle-topk", "1", *graphs)
     shape = TreeShape.parse(name.removeprefix(_EAGLE3), where=f"configuration {name}")
     if shape == NO_SPECULATION:
         raise _unknown(name, f"{shape}, which drafts nothing")
     options = ("--speculative-num-steps", "--speculative-eagle-topk", "--speculative-num-draft-tokens")
     return (*args, *(text for pair in zip(options, map(str, shape.to_list()), strict=True) for text in pair))
+
+
+def _has_cuda() -> bool:
+    import torch  # seconds, and needed for this name only
+
+    return torch.cuda.is_available()
 
 
 def _option(extra: str, name: str, before: dict[str, Any]) -> dict[str, Any]:

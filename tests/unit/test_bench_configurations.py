@@ -13,6 +13,16 @@ ADAPTIVE = ("--speculative-algorithm", "ADAPTIVE", *DRAFT)
 EAGLE3 = ("--speculative-algorithm", "EAGLE3", *DRAFT)
 
 
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+
+def test_with_a_gpu_sglangs_own_keeps_its_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert "--disable-cuda-graph" not in parse_configuration("sglang-adaptive", "D").args
+
+
 @pytest.mark.parametrize(
     ("name", "args", "adaptive"),
     [
@@ -28,7 +38,11 @@ EAGLE3 = ("--speculative-algorithm", "EAGLE3", *DRAFT)
             ),
             None,
         ),
-        ("sglang-adaptive", (*EAGLE3, "--speculative-adaptive", "--speculative-eagle-topk", "1"), None),
+        (
+            "sglang-adaptive",
+            (*EAGLE3, "--speculative-adaptive", "--speculative-eagle-topk", "1", "--disable-cuda-graph"),
+            None,
+        ),
         ("adaptive", ADAPTIVE, None),
         ("talon", ADAPTIVE, {"policy": "talon"}),
         ("adaptive+kappa=0.3", ADAPTIVE, {"margin": {"kappa": 0.3}}),
