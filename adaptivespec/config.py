@@ -167,7 +167,7 @@ class DriftConfig(Section):
     Args:
         enabled: whether there is one.
         num_slots, num_tokens, num_neighbours, gain, rate, threshold, clip, num_banks: see `drift.DriftParams`.
-        learn: false: the memory is used as loaded and never changes.
+        learn: false: the memory is used as loaded and learns nothing.
         shared: whether there is one more bank, which requests that say ``share`` teach, and are corrected by where their
             own bank has nothing near.
         check_every: every so many steps of a request, one runs the other way, without correction where there is one, so

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from adaptivespec.config import AdaptiveConfig, resolve_start, selectable_shapes
-from adaptivespec.errors import AdaptiveSpecError
+from adaptivespec.errors import AdaptiveSpecError, ConfigError
 from adaptivespec.sglang_plugin.refusals import SGLANG_VERSION
 
 _ENTRY_POINTS = {"sglang.srt.plugins": "adaptivespec", "sglang.srt.platforms": "adaptivespec_cpu"}
@@ -52,6 +52,8 @@ def examine(
         *_environment(),
         _attempt("config", lambda: _config(config_path)),
     ]
+    if draft and not model:
+        findings.append(Finding("draft", f"{draft}: not looked at; fix: give --model-path, to compare it with", False))
     if model and draft:
         findings.append(_attempt("draft", lambda: _draft(model, draft, config_path)))
     if deep:
@@ -124,8 +126,17 @@ def _draft(model: str, draft: str, config: str | None) -> str:
     from adaptivespec.sglang_plugin.draft_check import check_draft
     from adaptivespec.sglang_plugin.drift_check import check_memory
 
-    target = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
-    check_draft(draft, target["hidden_size"], target["vocab_size"])
+    try:
+        target = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+        sizes = target["hidden_size"], target["vocab_size"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            where=f"--model-path {model}",
+            found=f"no config.json with hidden_size and vocab_size ({error})",
+            expected="the target's folder",
+            fix="correct the path",
+        ) from error
+    check_draft(draft, *sizes)
     check_memory(AdaptiveConfig.from_json_file(config).drift, draft)
     return f"{draft} fits {model}"
 

@@ -4,9 +4,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-_WINDOW = 256
-_MIN_STEPS = 32
-_CONFIDENCE = 2.0
+_WINDOW = 512
+_MIN_STEPS = 64
+# Standard errors; asked after every step, so that two or three would be passed by chance sooner or later.
+_CONFIDENCE = 4.0
 
 
 @dataclass
@@ -40,7 +41,8 @@ class Arm:
 class Benefit:
     """One tenant's memory: on until acceptance is surely better without it, off until it is surely better with it.
 
-    Every `check_every`-th step of a request runs the other way, which is what tells.
+    Every `check_every`-th step runs the other way, which is what tells. Requests count from places of their own, so that
+    both sides have steps from all parts of an answer.
 
     Args:
         check_every: 0: no step does, and the memory stays on.
@@ -53,7 +55,7 @@ class Benefit:
     switches: int = 0
 
     def corrects(self, step: int) -> bool:
-        """Whether a request's step of this number, counted from 0, is to be corrected."""
+        """Whether the step of this number is to be corrected."""
         is_check = self.check_every and step % self.check_every == self.check_every - 1
         return self.is_on != bool(is_check)
 

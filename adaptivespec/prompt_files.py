@@ -2,11 +2,13 @@
 
 import argparse
 import json
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adaptivespec.command_line import not_negative, positive
 from adaptivespec.errors import AdaptiveSpecError
 
 _FIELDS = ("question", "problem", "prompt", "text", "turns")
@@ -50,15 +52,21 @@ class PromptFile:
                 expected=str(count),
                 fix="lower --num-prompts",
             )
-        field = next((name for name in _FIELDS if name in chosen[0]), None)
-        if field is None:
-            raise PromptFileError(
-                where=str(self.path),
-                found=f"fields {', '.join(chosen[0])}",
-                expected=f"one of {', '.join(_FIELDS)}",
-                fix="rename the field that holds the prompt",
-            )
-        return [row | {"text": row[field] if isinstance(row[field], str) else row[field][0]} for row in chosen]
+        return [row | {"text": self._prompt_of(row)} for row in chosen]
+
+    def _prompt_of(self, row: Any) -> str:
+        """The first user turn of a row."""
+        for name in _FIELDS if isinstance(row, dict) else ():
+            value = row.get(name)
+            turn = value[0] if isinstance(value, list) and value else value
+            if isinstance(turn, str) and turn:
+                return turn
+        raise PromptFileError(
+            where=str(self.path),
+            found=reprlib.repr(row),
+            expected=f"an object with a text, or a list of texts, as {', '.join(_FIELDS)}",
+            fix="correct that row",
+        )
 
     def _read(self) -> list[dict[str, Any]]:
         try:
@@ -99,10 +107,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", help="default: the demo target")
     parser.add_argument("--draft", help="default: the demo draft")
     parser.add_argument("--prompts", type=PromptFile.parse, action="append", required=True, metavar="NAME=FILE.jsonl")
-    parser.add_argument("--num-prompts", type=int, default=8, help="of each set")
-    parser.add_argument("--skip", type=int, default=0, help="rows of each set to leave out at the front")
-    parser.add_argument("--max-new-tokens", type=int, default=96)
-    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--num-prompts", type=positive, default=8, help="of each set")
+    parser.add_argument("--skip", type=not_negative, default=0, help="rows of each set to leave out at the front")
+    parser.add_argument("--max-new-tokens", type=positive, default=96)
+    parser.add_argument("--rounds", type=positive, default=1)
 
 
 def fill_in_pair(args: argparse.Namespace) -> None:

@@ -33,7 +33,7 @@ def save_bank(path: Path, memory: DriftMemory, tenants: Tenants, model: str) -> 
     metadata = {
         "format": FORMAT,
         "model": model,
-        "sizes": json.dumps(_sizes(memory)),
+        "sizes": json.dumps(_sizes(memory, tenants)),
         "tenants": json.dumps(tenants.banks),
     }
     part = path.with_name(path.name + ".part")
@@ -53,11 +53,11 @@ def load_bank(path: Path, memory: DriftMemory, tenants: Tenants, model: str) -> 
             tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise BankFileError(path, str(error), "a file written by DRIFT") from error
-    expected = {"format": FORMAT, "model": model, "sizes": json.dumps(_sizes(memory))}
+    expected = {"format": FORMAT, "model": model, "sizes": json.dumps(_sizes(memory, tenants))}
     for key, value in expected.items():
         if metadata.get(key) != value:
             raise BankFileError(path, f"{key} {metadata.get(key)!r}", repr(value))
-    banks = _parse_tenants(path, metadata.get("tenants", ""), memory.params.num_banks)
+    banks = _parse_tenants(path, metadata.get("tenants", ""), tenants.num_banks)
     for name in _TENSORS:
         own, read = getattr(memory, name), tensors.get(name)
         if read is None or read.shape != own.shape or read.dtype != own.dtype:
@@ -69,10 +69,15 @@ def load_bank(path: Path, memory: DriftMemory, tenants: Tenants, model: str) -> 
     tenants.restore(banks)
 
 
-def _sizes(memory: DriftMemory) -> dict[str, int]:
+def _sizes(memory: DriftMemory, tenants: Tenants) -> dict[str, int]:
     params = asdict(memory.params)
     sizes = {name: params[name] for name in ("num_slots", "num_tokens", "num_banks")}
-    return sizes | {"hidden_size": memory.keys.shape[1], "vocab_size": memory.vocab_size}
+    # Banks beyond the tenants' are shared: one must never be taken for the other.
+    return sizes | {
+        "num_tenants": tenants.num_banks,
+        "hidden_size": memory.keys.shape[1],
+        "vocab_size": memory.vocab_size,
+    }
 
 
 def _parse_tenants(path: Path, text: str, num_banks: int) -> dict[str, int]:

@@ -10,12 +10,12 @@ class Tenants:
     """Gives each name a bank of its own; with more names than banks, the name unheard of for longest loses its bank.
 
     Args:
-        num_banks: banks there are.
+        num_banks: banks there are for tenants.
     """
 
     def __init__(self, num_banks: int) -> None:
         self._banks: OrderedDict[str, int] = OrderedDict()
-        self._num_banks = num_banks
+        self.num_banks = num_banks
 
     def assign(self, names: Sequence[str]) -> tuple[list[int], list[int]]:
         """The bank of each name of a batch; `NO_BANK` for names beyond the number of banks.
@@ -30,7 +30,7 @@ class Tenants:
         for name in names:
             if name in self._banks:
                 continue
-            if len(self._banks) < self._num_banks:
+            if len(self._banks) < self.num_banks:
                 self._banks[name] = len(self._banks)
                 continue
             oldest = next(iter(self._banks))

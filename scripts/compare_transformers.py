@@ -17,6 +17,7 @@ import torch
 from tqdm import trange
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from adaptivespec.command_line import run_main
 from adaptivespec.launch import Server
 
 PROMPT = "Write a long story about a fox and a crow who share one tree through four seasons."
@@ -92,4 +93,4 @@ def _parse_args() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main(main))

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from adaptivespec.command_line import run_main
 from adaptivespec.draft_training.model import Eagle3Draft
 from adaptivespec.draft_training.ttt import Batch
 from adaptivespec.offline.chain import Trace, decode, rejected_residuals
@@ -242,4 +243,4 @@ def _parse_args() -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main(main))

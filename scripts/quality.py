@@ -24,6 +24,7 @@ from typing import Any
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
+from adaptivespec.command_line import run_main
 from adaptivespec.launch import Server
 from adaptivespec.prompt_files import add_arguments, chat_text, fill_in_pair
 
@@ -227,4 +228,4 @@ def _parse_args() -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main(main))

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
+from adaptivespec.command_line import run_main
 from adaptivespec.config import AdaptiveConfig, resolve_start
 from adaptivespec.offline.chain import confidence, hits
 from adaptivespec.offline.pair import Pair
@@ -138,4 +139,4 @@ def _parse_args() -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main(main))

@@ -38,8 +38,13 @@ class Configuration:
 
     @property
     def is_static(self) -> bool:
-        """Whether it speculates with one shape for ever."""
-        return self.name.startswith((_EAGLE3, _STATIC))
+        """Whether it speculates with one shape for ever, and with nothing else that a baseline does not have."""
+        return self.name.startswith((_EAGLE3, _STATIC)) and "+" not in self.name
+
+    @property
+    def remembers(self) -> bool:
+        """Whether what it answered before changes how it drafts."""
+        return bool((self.adaptive or {}).get("drift"))
 
 
 @dataclass(frozen=True)
@@ -116,8 +121,8 @@ def server_plans(configurations: Sequence[Configuration]) -> list[ServerPlan]:
     """The servers that serve these decoders, in their order."""
     groups: dict[str, list[Configuration]] = {}
     for item in configurations:
-        # Every other configuration keeps a server of its own, even where two names mean the same.
-        key = json.dumps([item.args, item.adaptive]) if item.pinned else item.name
+        # Every other configuration keeps a server of its own, even where two names mean the same; so do memories.
+        key = json.dumps([item.args, item.adaptive]) if item.pinned and not item.remembers else item.name
         groups.setdefault(key, []).append(item)
     return [ServerPlan(tuple(group)) for group in groups.values()]
 

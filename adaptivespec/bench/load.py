@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import shlex
 import subprocess
 import sys
@@ -14,18 +15,20 @@ from tqdm import tqdm
 
 from adaptivespec.bench.configurations import VALID_NAMES, ServerPlan, parse_configurations, server_plans
 from adaptivespec.bench.plan import write_config
+from adaptivespec.bench.run import set_state
 from adaptivespec.command_line import EXIT_FAILED, EXIT_INTERRUPTED, end_on_sigterm, positive
 from adaptivespec.errors import AdaptiveSpecError
 from adaptivespec.launch import Server, ServerFailedError
 from adaptivespec.plots import SET_COLOURS, STYLE, png
 from adaptivespec.prompt_files import PromptFile, add_arguments, fill_in_pair
 from adaptivespec.reports import write_whole
+from adaptivespec.sglang_plugin.admin import SHAPE_KEY
 
 START_SECONDS = 900
 DESCRIPTION = """Decoders under load: SGLang's bench_serving against a real server of each, one server at a time.
 
 Closed loop at each of --concurrencies, and open loop (Poisson arrivals) at each of --rates. Every load of a decoder gets the
-same prompts from the first set, after the prefix cache has been flushed. Writes OUT/load.jsonl, a line for each load as it
+same prompts, after the prefix cache has been flushed. Writes OUT/load.jsonl, a line for each load as it
 is measured, load.csv and load.png. The last line of the output is one JSON object."""
 
 
@@ -77,9 +80,9 @@ class Load:
         )
 
 
-def write_dataset(source: PromptFile, count: int, path: Path) -> None:
+def write_dataset(source: PromptFile, count: int, skip: int, path: Path) -> None:
     """The prompts in the form that bench_serving calls custom; the second turn is required and not used."""
-    rows = source.rows(count)
+    rows = source.rows(count, skip)
     turns = [[{"content": row["text"]}, {"content": "unused"}] for row in rows]
     path.write_text("".join(json.dumps({"conversations": each}) + "\n" for each in turns), encoding="utf-8")
 
@@ -131,7 +134,7 @@ def measure(
     loads: list[tuple[int | None, float | None]] = [(value, None) for value in options.concurrencies]
     loads += [(None, value) for value in options.rates]
     dataset = options.out / "prompts.jsonl"
-    write_dataset(options.prompts[0], options.num_prompts, dataset)
+    write_dataset(options.prompts[0], options.num_prompts, options.skip, dataset)
     # So that the accept length that the server shows is of the load that was measured.
     common = ["--dtype", options.dtype, "--sleep-on-idle", "--decode-log-interval", "1"]
     num_loads = len(loads) * sum(len(server.configurations) for server in servers)
@@ -143,8 +146,7 @@ def measure(
                 places = _places(server)
                 for item in plan.configurations:
                     if item.pinned is not None:
-                        place = places.index(str(item.pinned))
-                        server.post("/set_internal_state", {"server_args": {"adaptive_shape": place}})
+                        set_state(server, SHAPE_KEY, places.index(str(item.pinned)))
                     for concurrency, rate in loads:
                         bar.set_description(f"{item.name}, {_name(concurrency, rate)}")
                         figures = (options.num_prompts, options.max_new_tokens, concurrency, rate)
@@ -257,6 +259,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if not options.concurrencies and not options.rates:
         parser.error("found neither --concurrencies nor --rates; expected one load at least; fix: give either")
-    if min(options.rates, default=1.0) <= 0:
-        parser.error("found a rate of 0 or less; expected positive numbers; fix: correct --rates")
+    if not all(0 < rate < math.inf for rate in options.rates):
+        parser.error(f"found rates {options.rates}; expected positive numbers; fix: correct --rates")
+    if max(options.concurrencies, default=1) > options.num_prompts:
+        parser.error(
+            f"found {max(options.concurrencies)} requests at once, and {options.num_prompts} prompts; expected as many prompts at "
+            "least; fix: raise --num-prompts"
+        )
+    if len(options.prompts) > 1 or options.rounds > 1:
+        parser.error("found several --prompts or --rounds; expected one of each; fix: run it once for each")
     return options

@@ -66,14 +66,14 @@ class Plan:
     def turns(self, block: int) -> Iterator[list[Cell]]:
         """The cells of each turn of a block, all on the same prompts; the first place goes round.
 
-        Tasks and batch sizes take turns too, so that an early end leaves some of each.
+        Tasks take turns too, so that an early end leaves some of each; a round goes from one batch size to the next.
         """
         names = [item.name for server in self.blocks()[block] for item in server.configurations]
         number = 0
         most = max(map(len, self.tasks.values()))
         for round_number in range(self.rounds):
-            for group in range(most):
-                for size in self.batch_sizes:
+            for size in self.batch_sizes:
+                for group in range(most):
                     for task, prompts in self.tasks.items():
                         if (group + 1) * size > len(prompts):
                             continue

@@ -18,6 +18,7 @@ from adaptivespec.bench.store import Store
 from adaptivespec.errors import AdaptiveSpecError
 from adaptivespec.launch import Server, named_failure
 from adaptivespec.progress import Progress
+from adaptivespec.sglang_plugin.admin import DRIFT_ACTIONS, DRIFT_KEY, SHAPE_KEY
 
 WARM_UP_TOKENS = 8
 START_SECONDS = 900
@@ -84,7 +85,14 @@ def _measure_block(
                 answers(up.server, first, plan.prompts(first), WARM_UP_TOKENS, up.fixed_shape)
             store.servers[name]["resident_mib"] = round(up.server.resident_bytes() / 2**20)
         store.save()
+        forgetful = [item.name for server in servers for item in server.configurations if item.remembers]
+        passes = None
         for turn in turns:
+            if passes != (turn[0].round, turn[0].batch_size):
+                # Each pass over the prompts begins with an empty memory, or later ones would meet what they were taught.
+                passes = (turn[0].round, turn[0].batch_size)
+                for name in forgetful:
+                    set_state(running[name].server, DRIFT_KEY, DRIFT_ACTIONS.index("reset"))
             for cell in turn:
                 up = running[cell.configuration]
                 progress.doing(f"{cell.task}, batch {cell.batch_size}, round {cell.round + 1}: {cell.configuration}")
@@ -147,11 +155,20 @@ def _shapes(info: dict[str, Any]) -> str:
 def _pin(up: _Running, shape: str | None) -> None:
     if shape is None:
         return
-    with named_failure(up.server):
-        answer = up.server.post("/set_internal_state", {"server_args": {"adaptive_shape": up.places[shape]}})
+    set_state(up.server, SHAPE_KEY, up.places[shape])
+
+
+def set_state(server: Server, key: str, value: int) -> None:
+    """Change one of the settings that an operator may change.
+
+    Raises:
+        MeasureError: the server does not accept it.
+    """
+    with named_failure(server):
+        answer = server.post("/set_internal_state", {"server_args": {key: value}})
     if answer != [True]:
         raise MeasureError(
-            where=f"pinning {shape}", found=f"{answer!r}", expected="[true]", fix=f"read {up.server.log} for the reason"
+            where=f"{key} {value}", found=f"{answer!r}", expected="[true]", fix=f"read {server.log} for the reason"
         )
 
 

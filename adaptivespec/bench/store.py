@@ -79,7 +79,7 @@ class Store:
         return store
 
     def append(self, rows: Sequence[Row]) -> None:
-        """Keep the rows of one cell: on the disk before this returns.
+        """Keep the rows of one cell: written when this returns, so that the end of this process loses none.
 
         Raises:
             StoreError: they could not be written.
@@ -123,7 +123,7 @@ class Store:
                 write_whole(path, whole)
         try:
             rows = [Row.from_dict(json.loads(line)) for line in whole.split(b"\n")[:-1]]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StoreError(
                 where=str(path), found=f"a line that is no row ({error})", expected="rows", fix="give another --out"
             ) from error

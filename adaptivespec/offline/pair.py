@@ -1,5 +1,6 @@
 """Target and draft without a server: greedy answers, and what the draft does on them."""
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from adaptivespec.draft_training.target_states import target_forward
 from adaptivespec.draft_training.ttt import Batch
 from adaptivespec.offline.chain import Trace, trace_answer
 from adaptivespec.prompt_files import PromptFile, chat_text
+from adaptivespec.reports import write_whole
 
 
 @dataclass(frozen=True)
@@ -28,19 +30,21 @@ class Pair:
     """Target and draft, in float32."""
 
     def __init__(self, target: str, draft: str) -> None:
+        self._target = target
         self.tokenizer = AutoTokenizer.from_pretrained(target, padding_side="left")
         self.model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval().requires_grad_(False)
         self.draft: Eagle3Draft = load_draft(Path(draft)).requires_grad_(False)
 
     def answers(self, source: PromptFile, folder: Path, skip: int, count: int, max_new_tokens: int) -> list[Answer]:
         """The target's greedy answers to `count` prompts of a set after the first `skip`, made once and kept in a folder."""
-        file = folder / f"answers-{source.name}-{skip}-{count}-{max_new_tokens}.json"
+        texts = [chat_text(self.tokenizer, row["text"]) for row in source.rows(count, skip)]
+        digest = hashlib.sha256(json.dumps([self._target, max_new_tokens, texts]).encode()).hexdigest()
+        file = folder / f"answers-{source.name}-{digest[:16]}.json"
         if not file.exists():
-            texts = [chat_text(self.tokenizer, row["text"]) for row in source.rows(count, skip)]
             found = []
             for start in tqdm(range(0, len(texts), 8), desc=f"{source.name}: answers"):
                 found += self._answer(texts[start : start + 8], max_new_tokens)
-            file.write_text(json.dumps([vars(each) for each in found]))
+            write_whole(file, json.dumps([vars(each) for each in found]).encode())
         return [Answer(**each) for each in json.loads(file.read_text())]
 
     def _answer(self, texts: list[str], max_new_tokens: int) -> list[Answer]:

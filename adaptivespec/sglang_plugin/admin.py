@@ -7,6 +7,8 @@ so ours are added to it.
 import functools
 from typing import TYPE_CHECKING, Any
 
+from safetensors import SafetensorError
+
 if TYPE_CHECKING:
     from adaptivespec.sglang_plugin.worker import AdaptiveWorker
 
@@ -68,7 +70,10 @@ def install(worker: "AdaptiveWorker") -> None:
         if action == "reset":
             drift.reset()
         elif action == "save":
-            drift.save()
+            try:
+                drift.save()
+            except (OSError, SafetensorError) as error:  # SGLang would end the server for any error but its own
+                reject(key, value, f"a file that can be written ({error})")
         else:
             drift.is_frozen = action == "freeze"
 

@@ -41,6 +41,13 @@ def check_memory(config: DriftConfig, draft_folder: str) -> None:
         raise _refuse("drift.num_tokens", str(config.num_tokens), f"at most the {vocab_size} draft tokens", "lower it")
     if config.file is None:
         return
+    if not any(folder.glob("*.safetensors")):
+        raise _refuse(
+            "drift.file",
+            f"a draft without *.safetensors in {folder}",
+            "weights to tell drafts apart by",
+            "export them so",
+        )
     file = Path(config.file)
     if not file.parent.is_dir():
         raise _refuse("drift.file", f"no folder {file.parent}", "a folder to write the bank to", "create it")

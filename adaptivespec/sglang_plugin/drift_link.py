@@ -5,6 +5,7 @@ draft-extend, eagerly and while a graph is captured. What it reads lies in buffe
 """
 
 import logging
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from drift.storage import load_bank, save_bank
 from drift.tenants import Tenants
 
 logger = logging.getLogger(__name__)
-_DEFAULT_TENANT = ""
 _PUBLISH_EVERY = 64  # steps; far more than can be under way at once, so that a copy to the host has ended by then
 
 
@@ -88,8 +88,13 @@ class DriftLink:
         self._requests = [drift_state(request) for request in requests]
         tenants = [request.tenant for request in self._requests if request.tenant is not None]
         banks, emptied = self.tenants.assign(tenants)
-        for bank in emptied:
-            self.memory.reset(bank)
+        if emptied:
+            for bank in emptied:
+                self.memory.reset(bank)
+            self._benefits = {name: self._benefits[name] for name in self.tenants.banks if name in self._benefits}
+        for each in self._requests:
+            if each.is_corrected is None:
+                each.is_corrected = self._corrects(each)
         bank_of = dict(zip(tenants, banks, strict=True))
         self._banks = [NO_BANK if each.tenant is None else bank_of[each.tenant] for each in self._requests]
         self._write_correcting()
@@ -125,27 +130,26 @@ class DriftLink:
         state = self._state_of_node[:batch_size].gather(1, node)
         teaches_here = (accepted >= 0) & (state >= 0)
         pupils = [self._teaching] if self._shared_bank is None else [self._teaching, self._sharing]
-        banks = torch.cat([each[:batch_size].unsqueeze(1).where(teaches_here, NO_BANK).flatten() for each in pupils])
+        banks = torch.stack([each[:batch_size].unsqueeze(1).where(teaches_here, NO_BANK).flatten() for each in pupils])
         hidden = self._states[:batch_size].gather(
             1, state.clamp(min=0).unsqueeze(2).expand(-1, -1, self._states.shape[2])
         )
-        hidden = hidden.flatten(0, 1).repeat(len(pupils), 1)
-        rows = accepted.clamp(min=0).flatten().repeat(len(pupils))
+        hidden, rows = hidden.flatten(0, 1), accepted.clamp(min=0).flatten()
         if not banks.is_cuda:  # reading it costs nothing there, and most rows teach nothing
-            taught = (banks != NO_BANK).nonzero().flatten()
-            banks, hidden, rows = banks[taught], hidden[taught], rows[taught]
+            taught = (banks != NO_BANK).any(dim=0).nonzero().flatten()
+            banks, hidden, rows = banks[:, taught], hidden[taught], rows[taught]
             if not len(taught):
                 return
-        target = logits[rows]
-        if self._draft.hot_token_id is not None:
-            target = target[:, self._draft.hot_token_id]
-        self.memory.learn(hidden, self._uncorrected(hidden), target, banks)
+        vocabulary = self._draft.hot_token_id
+        target = logits[rows] if vocabulary is None else logits[rows.unsqueeze(1), vocabulary]
+        lesson = (hidden, self._uncorrected(hidden), target)
+        self.memory.learn(*(each.repeat(len(pupils), 1) for each in lesson), banks.flatten())
 
     def begin_extend(self) -> None:
         """Decide which requests' next trees are corrected; draft-extend makes their roots. Host sync: none."""
         for request in self._requests:
             request.step += 1
-            request.is_corrected = request.tenant is not None and self._benefit(request.tenant).corrects(request.step)
+            request.is_corrected = self._corrects(request)
         self._write_correcting()
 
     # -- what the host hears of a step
@@ -183,7 +187,7 @@ class DriftLink:
 
     def corrected_rows(self) -> list[bool]:
         """Which requests' trees of the step under way are corrected."""
-        return [request.is_corrected for request in self._requests]
+        return [bool(request.is_corrected) for request in self._requests]
 
     def reset(self) -> None:
         """Forget everything. Host sync: none."""
@@ -221,7 +225,7 @@ class DriftLink:
         return self._benefits[name]
 
     def _write_correcting(self) -> None:
-        is_corrected = [each.is_corrected for each in self._requests]
+        is_corrected = self.corrected_rows()
         self._write("_correcting", self._banks_where(is_corrected))
         if self._shared_bank is not None:
             self._write("_asking_on", self._shared_where(is_corrected))
@@ -234,10 +238,16 @@ class DriftLink:
         wanted = [holds and each.shares for each, holds in zip(self._requests, conditions, strict=True)]
         return [self._shared_bank if is_wanted else NO_BANK for is_wanted in wanted]
 
+    def _corrects(self, request: "RequestDrift") -> bool:
+        return request.tenant is not None and self._benefit(request.tenant).corrects(request.step)
+
     def _write(self, name: str, values: list[int]) -> None:
-        if self._written.get(name) == values:
+        before = self._written.get(name, [])
+        # Rows that are left over are emptied: a graph for more rows than there are requests reads them too.
+        values = values + [NO_BANK] * (len(before) - len(values))
+        if before == values:
             return
-        self._written[name] = list(values)
+        self._written[name] = values
         buffer = getattr(self, name)
         buffer[: len(values)].copy_(host_tensor(values, buffer.dtype, buffer.device), non_blocking=True)
 
@@ -283,24 +293,26 @@ class RequestDrift:
         tenant: whose memory it uses; None where it does without.
         shares: whether the shared bank is for it too.
         teaches: whether the target's logits say what it would say of itself: nothing bends them for this request.
-        step: decode steps so far.
-        is_corrected: whether the tree under way is.
+        step: counts its decode steps, from a place of its own.
+        is_corrected: whether the tree under way is; None before that is decided.
     """
 
     tenant: str | None
     shares: bool
     teaches: bool
     step: int = 0
-    is_corrected: bool = True
+    is_corrected: bool | None = None
 
     @classmethod
     def of(cls, request: Any) -> "RequestDrift":
         """Of a request that is scheduled for the first time. SGLang's key for the prefix cache says the tenant first."""
         options = options_of(request)
-        tenant = request.extra_key or options.tenant or _DEFAULT_TENANT
+        # With their kind: who names a tenant must not reach what a salt isolates.
+        tenant = f"extra_key:{request.extra_key}" if request.extra_key else f"tenant:{options.tenant or ''}"
         is_bent = request.grammar is not None or request.sampling_params.logit_bias or has_penalties(request)
         is_wanted = options.drift and options.enabled
-        return cls(tenant if is_wanted else None, options.share and is_wanted, not is_bent)
+        start = zlib.crc32(str(request.rid).encode())
+        return cls(tenant if is_wanted else None, options.share and is_wanted, not is_bent, start)
 
 
 def drift_state(request: Any) -> RequestDrift:

@@ -80,7 +80,7 @@ class AdaptiveWorker(EAGLEWorkerV2):
 
     def clear_cache_pool(self) -> None:
         super().clear_cache_pool()
-        if self.drift is not None:
+        if self.drift is not None and self.config.drift.learn:
             self.drift.reset()
 
     def weight_update_runners(self) -> Any:

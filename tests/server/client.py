@@ -109,6 +109,14 @@ class Client:
             found[name + shape] += round(float(value))
         return found
 
+    def drift_events(self) -> Counter[str]:
+        """What happened in the memory, over all banks, by event."""
+        text = requests.get(self.url + "/metrics", timeout=60).text
+        found: Counter[str] = Counter()
+        for labels, value in re.findall(r"^adaptivespec:drift_events_total\{([^}]*)\} (\S+)$", text, re.MULTILINE):
+            found[re.search(r'event="(\w+)"', labels)[1]] += round(float(value))
+        return found
+
     @contextmanager
     def pinned(self, shape: list[int]) -> Iterator[None]:
         """Every step runs with this shape."""

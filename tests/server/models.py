@@ -39,7 +39,7 @@ def make_poisoned_bank(path: Path, target: Path, draft: Path, prompts: list[list
     vocab_size = pair.draft.config["draft_vocab_size"]
     memory = DriftMemory(config.params, pair.draft.config["hidden_size"], vocab_size, "cpu")
     tenants, half, used = Tenants(config.num_banks), config.num_tokens // 2, 0
-    (bank,), _ = tenants.assign(["poisoned"])
+    (bank,), _ = tenants.assign(["tenant:poisoned"])
     for ids in prompts:
         out = pair.model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=32)[0].tolist()
         trace = pair.trace(pair.batch(Answer(ids, out[len(ids) :])), num_steps=3)

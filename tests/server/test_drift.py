@@ -30,7 +30,7 @@ def accepted(answers: list[Answer]) -> list[int]:
 
 
 def tenant(client: Client, name: str) -> dict[str, Any]:
-    return client.adaptive_info()["drift"]["tenants"][name]
+    return client.adaptive_info()["drift"]["tenants"][f"tenant:{name}"]
 
 
 @pytest.fixture
@@ -81,8 +81,11 @@ def test_another_tenant_is_served_as_by_an_empty_memory(fresh: Client, prompts):
 
 def test_the_prefix_caches_key_is_the_tenant(fresh: Client, prompts):
     fresh.generate(prompts[0], request={"extra_key": "salt"}, max_new_tokens=8, **options(tenant="other"))
-    assert tenant(fresh, "salt")["lookups"] > 0
-    assert "other" not in fresh.adaptive_info()["drift"]["tenants"]
+    tenants = fresh.adaptive_info()["drift"]["tenants"]
+    assert tenants["extra_key:salt"]["lookups"] > 0
+    assert "tenant:other" not in tenants
+    ask(fresh, prompts[:1], tenant="salt")  # a name does not reach what a key isolates
+    assert fresh.adaptive_info()["drift"]["tenants"]["extra_key:salt"] == tenants["extra_key:salt"]
 
 
 def test_a_request_may_do_without(fresh: Client, prompts):
@@ -131,7 +134,7 @@ def test_an_operator_may_keep_the_memory(fresh: Client, prompts):
     memory, tenants = DriftMemory(params, 576, 8192, "cpu"), Tenants(drift["num_banks"])
     file = Path(drift["file"])
     load_bank(file, memory, tenants, _model_of(file))
-    assert memory.occupancy()[tenants.banks["kept"]] == tenant(fresh, "kept")["slots"] > 0
+    assert memory.occupancy()[tenants.banks["tenant:kept"]] == tenant(fresh, "kept")["slots"] > 0
 
 
 def _model_of(file: Path) -> str:
@@ -150,8 +153,25 @@ def test_prometheus_counts_steps_by_correction_and_what_the_memory_did(fresh: Cl
     grown = fresh.counters() - before
     assert grown["drift_steps"] == sum(answer.meta["spec_verify_ct"] for answer in answers)
     assert grown["drift_accepted_drafts"] == sum(accepted(answers))
-    # Lookups, hits, allocations and evictions, all in one sum, of which the last steps are not told yet.
-    assert grown["drift_events"] > 0
+
+
+def settle(client: Client, prompts: list[list[int]]) -> None:
+    """What happened is on /metrics 64 to 128 steps later."""
+    answers = ask(client, prompts[:6], drift=False)
+    assert sum(answer.meta["spec_verify_ct"] for answer in answers) > 128
+
+
+def test_prometheus_counts_what_the_memory_did(fresh: Client, prompts):
+    settle(fresh, prompts)
+    before = fresh.drift_events()
+    ask(fresh, prompts[:2], tenant="told")
+    seen = tenant(fresh, "told")
+    settle(fresh, prompts)
+    grown = fresh.drift_events() - before
+    assert {event: grown[event] for event in DriftMemory.COUNTERS} == {
+        event: seen[event] for event in DriftMemory.COUNTERS
+    }
+    assert seen["lookups"] > 0
 
 
 def test_settings_that_are_not_there_are_refused(remembering: Client):

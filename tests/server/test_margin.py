@@ -214,6 +214,7 @@ def _entropy_of_three(ref: Client, ids: list[int]) -> float:
 
 def test_a_stop_inside_a_run_with_promotions(ada: Client, prompts, tokenizer):
     """What a stop or the cap cuts off is counted apart, and the answer ends where it says."""
+    num_cut = 0
     with ada.kappa(0.1):
         for cap in (3, 7, 16):
             answers = ada.generate_batch(
@@ -224,6 +225,8 @@ def test_a_stop_inside_a_run_with_promotions(ada: Client, prompts, tokenizer):
                 assert len(answer.ids) == cap
                 assert all(position < cap for position, _, _ in margin["promotions"])
                 assert margin["num_promoted_cut"] <= answer.num_cut
+                num_cut += margin["num_promoted_cut"]
+        assert num_cut > 0
         stop = tokenizer(" the", add_special_tokens=False).input_ids
         for answer in ada.generate_batch(
             prompts[:8], [{"max_new_tokens": 64, "stop_token_ids": stop, "custom_params": WITH_DETAILS}] * 8

@@ -101,7 +101,7 @@ def test_every_well_formed_name_is_understood(steps, kappa, flags):
     extras = "".join(f"+{flag}" for flag in flags) + ("" if kappa is None else f"+kappa={kappa}")
     found = parse_configuration(f"adaptive-static-{steps}-1-{steps + 1}{extras}", "D")
     assert found.pinned == shape
-    assert found.is_static
+    assert found.is_static == (not extras)
     assert ("verifier" in found.adaptive) == ("fly" in flags)
     assert found.adaptive.get("margin", {}).get("kappa") == kappa
 

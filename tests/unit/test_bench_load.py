@@ -51,14 +51,14 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         "adaptive-static-3-1-4",
         "--concurrencies",
         "1",
-        "4",
+        "2",
     ], calls
 
 
 def test_every_decoder_gets_every_load_alone(arguments, tmp_path: Path, capsys):
     options, calls = arguments
     assert load.main([*options, "--rates", "0.5"]) == 0
-    loads = [(1, None), (4, None), (None, 0.5)]
+    loads = [(1, None), (2, None), (None, 0.5)]
     decoders = [("plain", None), ("adaptive", None), ("adaptive-static-3-1-4", 1)]
     assert calls == [(*decoder, *each) for decoder in decoders for each in loads]
     line = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -95,7 +95,10 @@ def test_a_failure_keeps_what_was_measured(arguments, tmp_path: Path, monkeypatc
     assert len(line["loads"]) == len((tmp_path / "out" / "load.jsonl").read_text().splitlines()) == 2
 
 
-@pytest.mark.parametrize("extra", [["--concurrencies"], ["--concurrencies", "0"], ["--rates", "-1"]])
+@pytest.mark.parametrize(
+    "extra",
+    [["--concurrencies"], ["--concurrencies", "0"], ["--concurrencies", "3"], ["--rates", "nan"], ["--rounds", "2"]],
+)
 def test_loads_that_make_no_sense_are_refused(arguments, extra, capsys):
     with pytest.raises(SystemExit):
         load.main([*arguments[0], *extra])

@@ -131,6 +131,7 @@ def test_every_key_is_read(tmp_path):
             "clip": 4,
             "num_banks": 2,
             "learn": False,
+            "shared": True,
             "check_every": 0,
             "file": "bank.safetensors",
         },
@@ -147,7 +148,7 @@ def test_every_key_is_read(tmp_path):
         talon=TalonConfig(budget=8),
         margin=MarginConfig(kappa=0.2, sampled=True, max_promotions=0, top_k_guard=5),
         fly=FlyConfig(top=5, min_entropy=0.5, window=4),
-        drift=DriftConfig(True, 64, 8, 4, 1.0, 0.3, 0.8, 4.0, 2, False, 0, "bank.safetensors"),
+        drift=DriftConfig(True, 64, 8, 4, 1.0, 0.3, 0.8, 4.0, 2, False, True, 0, "bank.safetensors"),
         verifier="fly",
         graphs=GraphConfig(memory_budget_gb=1.5, max_batch_size=16, max_rows=1_000_000),
     )

@@ -59,6 +59,13 @@ def test_another_models_bank_is_refused(file: Path) -> None:
     assert memory.occupancy() == [0, 0]
 
 
+def test_a_tenants_bank_is_never_taken_for_the_shared_one(file: Path) -> None:
+    """As many banks in all, one of which is not a tenant's."""
+    memory, _ = make()
+    with pytest.raises(BankFileError, match="num_tenants"):
+        load_bank(file, memory, Tenants(PARAMS.num_banks - 1), "demo")
+
+
 def test_a_bank_of_other_sizes_is_refused(file: Path) -> None:
     memory = DriftMemory(DriftParams(num_slots=6, num_tokens=3, num_banks=2), 4, 9, "cpu")
     with pytest.raises(BankFileError, match="found sizes"):

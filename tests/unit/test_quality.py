@@ -75,5 +75,7 @@ def test_prompt_files(tmp_path):
     with pytest.raises(PromptFileError, match="found 1 rows after row 2; expected 2; fix: lower --num-prompts"):
         source.rows(2, skip=2)
     path.write_text('{"body": "x"}\n')
-    with pytest.raises(PromptFileError, match="found fields body; expected one of question"):
+    with pytest.raises(
+        PromptFileError, match=r"found .*body.*; expected an object with a text, or a list of texts, as question"
+    ):
         source.rows(1)
