@@ -35,7 +35,7 @@ class DriftMemory:
         owner: ``[N]`` int64, the bank of each slot, or `NO_BANK`.
         last_used: ``[N]`` int64, clock of the last correction or lesson.
         clock: ``[]`` int64, lessons so far.
-        counters: ``[num_banks, 4]`` int64, see `COUNTERS`.
+        counters: ``[num_banks, 4]`` int64, see `COUNTERS`; they only grow, whoever has the bank.
         gain_applied: ``[num_banks]`` float64, what the corrections of each bank were multiplied with, summed over its hits.
     """
 
@@ -60,6 +60,7 @@ class DriftMemory:
         )
         self.clock = torch.zeros((), dtype=torch.int64, device=device)
         self.counters = torch.zeros(params.num_banks, len(self.COUNTERS), dtype=torch.int64, device=device)
+        self._counted_before = torch.zeros_like(self.counters)
         self.gain_applied = torch.zeros(params.num_banks, dtype=torch.float64, device=device)
 
     def apply(self, hidden: Tensor, logits: Tensor, banks: Tensor, fallback: Tensor | None = None) -> None:
@@ -158,8 +159,13 @@ class DriftMemory:
         self.owner.masked_fill_(is_own, NO_BANK)
         self.bias.masked_fill_(is_own.unsqueeze(1), 0.0)
         self.last_used.masked_fill_(is_own, 0)
-        self.counters[bank] = 0
+        self._counted_before[bank] = self.counters[bank]
         self.gain_applied[bank] = 0.0
+
+    def bank_counts(self) -> list[list[int]]:
+        """Each bank's `counters` since it was emptied for its tenant. Host sync: one."""
+        counts: list[list[int]] = (self.counters - self._counted_before).tolist()
+        return counts
 
     def occupancy(self) -> list[int]:
         """Slots of each bank. Host sync: one."""
@@ -170,7 +176,10 @@ class DriftMemory:
     @property
     def num_bytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(tensor.nbytes for tensor in (*self._rows.values(), self.clock, self.counters, self.gain_applied))
+        return sum(
+            tensor.nbytes
+            for tensor in (*self._rows.values(), self.clock, self.counters, self._counted_before, self.gain_applied)
+        )
 
     def _product(self, key: Tensor) -> Tensor:
         """``[R, N]`` cosine to each prototype, also of other banks and to free slots."""

@@ -24,7 +24,7 @@ from drift.storage import load_bank, save_bank
 from drift.tenants import Tenants
 
 logger = logging.getLogger(__name__)
-_PUBLISH_EVERY = 64  # steps; far more than can be under way at once, so that a copy to the host has ended by then
+_PUBLISH_EVERY = 32  # steps; far more than can be under way at once, so that a copy to the host has ended by then
 
 
 class DriftLink:
@@ -177,9 +177,8 @@ class DriftLink:
         self._steps += 1
         if self._steps % _PUBLISH_EVERY:
             return []
-        now = self._host_counters.clone()
-        grown = torch.where(now < self._published, now, now - self._published)  # a bank that was emptied starts again
-        self._published = now
+        grown = self._host_counters - self._published
+        self._published.copy_(self._host_counters)
         self._host_counters.copy_(self.memory.counters, non_blocking=True)
         return [
             (bank, DriftMemory.COUNTERS[column], int(grown[bank, column])) for bank, column in grown.nonzero().tolist()
@@ -201,7 +200,7 @@ class DriftLink:
 
     def report(self) -> dict[str, Any]:
         """What `/server_info` shows. Host sync: yes."""
-        counters, occupancy = self.memory.counters.tolist(), self.memory.occupancy()
+        counters, occupancy = self.memory.bank_counts(), self.memory.occupancy()
         gains = self.memory.gain_applied.tolist()
 
         def bank_report(bank: int) -> dict[str, Any]:

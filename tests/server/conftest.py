@@ -25,7 +25,7 @@ from tests.server.prompts import ALL, to_ids
 # What a slow machine with other work may take; about 20 s on a quiet one.
 START_SECONDS = 420
 # Tokens of the pool in which requests are retracted.
-SMALL_POOL = 900
+SMALL_POOL = 750
 COMMON = ["--dtype", "float32", "--sleep-on-idle", "--max-total-tokens", "8000"]
 PAPER_RANGE = {"shape": {"range": "paper"}}
 # Fixtures in the order in which their servers run.

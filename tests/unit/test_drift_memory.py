@@ -322,6 +322,11 @@ def test_counters_count() -> None:
         "evictions": 0,
     }
     assert memory.counters[0].tolist() == [0, 0, 0, 0]
+    counted = memory.counters.clone()
+    assert memory.bank_counts() == counted.tolist()
+    memory.reset(1)
+    assert memory.bank_counts()[1] == [0, 0, 0, 0]
+    assert torch.equal(memory.counters, counted), "what was told once is not taken back"
 
 
 def test_more_tokens_than_the_draft_has_are_refused() -> None:
