@@ -25,7 +25,7 @@ from tests.server.prompts import ALL, to_ids
 # What a slow machine with other work may take; about 20 s on a quiet one.
 START_SECONDS = 420
 # Tokens of the pool in which requests are retracted.
-SMALL_POOL = 750
+SMALL_POOL = 800
 COMMON = ["--dtype", "float32", "--sleep-on-idle", "--max-total-tokens", "8000"]
 PAPER_RANGE = {"shape": {"range": "paper"}}
 # Fixtures in the order in which their servers run.
@@ -144,7 +144,9 @@ def dcs(servers: Servers, target: Path, adaptive_args: Callable) -> Client:
     """ADAPTIVE as users run it, with a pool so small that requests are retracted; FLy where a test sets a kappa."""
     pool = ["--max-total-tokens", str(SMALL_POOL)]
     config = {"policy": "dcs", "verifier": "fly", "fly": {"window": 3}, **PAPER_RANGE}
-    return servers.get("dcs", target, [*adaptive_args(config), *pool])
+    client = servers.get("dcs", target, [*adaptive_args(config), *pool])
+    client.set_state("adaptive_kappa", 0)  # the rule of FLy needs no kappa to be in force
+    return client
 
 
 @pytest.fixture(scope="session")
