@@ -5,7 +5,7 @@ so ours are added to it.
 """
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from safetensors import SafetensorError
 
@@ -34,7 +34,7 @@ def install(worker: "AdaptiveWorker") -> None:
     controller = internal_state.SchedulerInternalStateController
     sglang_handlers = controller._update_handlers
 
-    def reject(key: str, value: Any, expected: str) -> None:
+    def reject(key: str, value: Any, expected: str) -> NoReturn:
         worker.reporter.record_refusal(key)
         raise internal_state.UpdateRejected(f"{key}: found {value!r}; expected {expected}")
 
@@ -63,18 +63,19 @@ def install(worker: "AdaptiveWorker") -> None:
             reject(key, value, " ".join(f"{place}:{action}" for place, action in enumerate(DRIFT_ACTIONS)))
         if DRIFT_ACTIONS[int(value)] == "save" and worker.config.drift.file is None:
             reject(key, value, "another action, or a server with drift.file")
+        if DRIFT_ACTIONS[int(value)] == "save":
+            # Here, where it can still be rejected: an error while a setting is applied ends SGLang's scheduler.
+            try:
+                worker.drift.save()
+            except (OSError, SafetensorError) as error:
+                reject(key, value, f"a file that can be written ({error})")
 
     def apply_drift(key: str, value: Any) -> None:
         drift, action = worker.drift, DRIFT_ACTIONS[int(value)]
         assert drift is not None
         if action == "reset":
             drift.reset()
-        elif action == "save":
-            try:
-                drift.save()
-            except (OSError, SafetensorError) as error:  # SGLang would end the server for any error but its own
-                reject(key, value, f"a file that can be written ({error})")
-        else:
+        elif action != "save":
             drift.is_frozen = action == "freeze"
 
     ours = {

@@ -142,8 +142,9 @@ class DriftLink:
                 return
         vocabulary = self._draft.hot_token_id
         target = logits[rows] if vocabulary is None else logits[rows.unsqueeze(1), vocabulary]
-        lesson = (hidden, self._uncorrected(hidden), target)
-        self.memory.learn(*(each.repeat(len(pupils), 1) for each in lesson), banks.flatten())
+        copies = (len(pupils), 1)
+        draft = self._uncorrected(hidden).repeat(copies)
+        self.memory.learn(hidden.repeat(copies), draft, target.repeat(copies), banks.flatten())
 
     def begin_extend(self) -> None:
         """Decide which requests' next trees are corrected; draft-extend makes their roots. Host sync: none."""

@@ -137,6 +137,18 @@ def test_an_operator_may_keep_the_memory(fresh: Client, prompts):
     assert memory.occupancy()[tenants.banks["tenant:kept"]] == tenant(fresh, "kept")["slots"] > 0
 
 
+def test_a_save_that_fails_is_rejected_and_the_server_goes_on(remembering: Client, prompts):
+    part = Path(remembering.adaptive_info()["config"]["drift"]["file"] + ".part")
+    part.mkdir()
+    try:
+        response = remembering.post("/set_internal_state", {"server_args": {"adaptive_drift": SAVE}})
+        assert response.json() == [False]
+    finally:
+        part.rmdir()
+    assert len(remembering.generate(prompts[0], max_new_tokens=4).ids) == 4
+    assert remembering.adaptive_info()["counts"]["refusals"]["adaptive_drift"] > 0
+
+
 def _model_of(file: Path) -> str:
     from safetensors import safe_open
 
