@@ -19,13 +19,17 @@ def end_on_sigterm() -> None:
 
 
 def run_main(command: Callable[[], int]) -> int:
-    """Run a script's main; an error that the user can act on ends it with its one line and `EXIT_FAILED`."""
+    """Run a script's main; an error that the user can act on ends it with its one line and `EXIT_FAILED`, Ctrl-C with
+    `EXIT_INTERRUPTED`."""
     end_on_sigterm()
     try:
         return command()
     except (AdaptiveSpecError, OSError) as error:
         print(error, file=sys.stderr)
         return EXIT_FAILED
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
 
 
 def not_negative(text: str) -> int:

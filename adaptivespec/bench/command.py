@@ -15,7 +15,7 @@ from adaptivespec.bench.plan import Plan
 from adaptivespec.bench.report import write_report
 from adaptivespec.bench.run import measure
 from adaptivespec.bench.store import Store
-from adaptivespec.command_line import EXIT_FAILED, EXIT_INTERRUPTED, end_on_sigterm, positive
+from adaptivespec.command_line import EXIT_FAILED, EXIT_INTERRUPTED, positive, run_main
 from adaptivespec.errors import AdaptiveSpecError, ConfigError
 from adaptivespec.launch import ServerFailedError
 from adaptivespec.prompt_files import add_arguments, chat_token_ids, fill_in_pair
@@ -63,17 +63,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     Once measuring has begun, a report is written in each case.
     """
     options = parse(argv)
-    end_on_sigterm()
-    try:
+
+    def command() -> int:
         plan, sources, grading = prepare(options)
-        store = Store.open(options.out, plan.settings(), provenance())
-    except AdaptiveSpecError as error:
-        print(error, file=sys.stderr)
-        return EXIT_FAILED
-    except KeyboardInterrupt:
-        print("interrupted before anything was measured", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    return run(plan, store, sources, grading)
+        return run(plan, Store.open(options.out, plan.settings(), provenance()), sources, grading)
+
+    return run_main(command)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -62,11 +62,10 @@ def completion_of(text: str, entry_point: str) -> str:
     That is its first fenced block that defines the function, else its first fenced block, else all of it. A whole
     function stands after the prompt's and replaces it; anything else is the body that the prompt lacks.
     """
-    blocks = re.findall(r"```[a-zA-Z]*\n(.*?)(?:```|\Z)", text, re.DOTALL)
-    whole = [block for block in blocks if re.search(rf"^def {re.escape(entry_point)}\b", block, re.MULTILINE)]
-    code: str = (whole or blocks or [text])[0]
-    is_function = re.search(rf"^def {re.escape(entry_point)}\b", code, re.MULTILINE)
-    return f"    pass\n\n{code}" if is_function else code
+    blocks: list[str] = re.findall(r"```[a-zA-Z]*\n(.*?)(?:```|\Z)", text, re.DOTALL) or [text]
+    begin = re.compile(rf"^def {re.escape(entry_point)}\b", re.MULTILINE)
+    whole = next(filter(begin.search, blocks), None)
+    return blocks[0] if whole is None else f"    pass\n\n{whole}"
 
 
 def grade(rows: Iterable[Row], graders: dict[str, list[Grader | None]], decode: Callable[[list[int]], str]) -> Grades:

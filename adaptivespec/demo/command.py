@@ -5,17 +5,15 @@ Ends with a table, OUT/report.html with plots, and one JSON line as the last lin
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from adaptivespec.command_line import EXIT_FAILED, EXIT_INTERRUPTED, end_on_sigterm, positive
+from adaptivespec.command_line import EXIT_FAILED, EXIT_INTERRUPTED, positive, run_main
 from adaptivespec.demo.configurations import speculative_configurations
 from adaptivespec.demo.measure import Measurements
 from adaptivespec.demo.prompts import SOURCES, TRACE_PROMPT, prompt_sets
 from adaptivespec.demo.session import Plan, measure
-from adaptivespec.errors import AdaptiveSpecError
 from adaptivespec.launch import ServerFailedError
 
 FULL = {"prompts": 4, "tokens": 64}
@@ -29,16 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Once measuring has begun, a report is written in each case.
     """
     options = parse(argv)
-    end_on_sigterm()
-    try:
-        target, draft, sources = prepare_pair(options)
-        return run(options, target, draft, sources)
-    except AdaptiveSpecError as error:
-        print(error, file=sys.stderr)
-        return EXIT_FAILED
-    except KeyboardInterrupt:
-        print("interrupted before anything was measured", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    return run_main(lambda: run(options, *prepare_pair(options)))
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -220,7 +220,7 @@ def test_no_room_for_the_report(fake, tmp_path, capsys, monkeypatch):
     ],
 )
 def test_what_cannot_be_measured_is_said_before_anything_starts(tmp_path, capsys, monkeypatch, arguments, message):
-    monkeypatch.setattr(command, "end_on_sigterm", lambda: None)
+    monkeypatch.setattr("adaptivespec.command_line.end_on_sigterm", lambda: None)
     (tmp_path / "good.jsonl").write_text('{"prompt": "a"}\n')
     (tmp_path / "bad.jsonl").write_text("{\n")
     files = {name: str(tmp_path / f"{name}.jsonl") for name in ("good", "bad")}
