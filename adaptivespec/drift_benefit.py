@@ -1,6 +1,7 @@
 """Whether the memory pays: acceptance with and without it, from the same traffic."""
 
 import math
+import random
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,8 +42,8 @@ class Arm:
 class Benefit:
     """One tenant's memory: on until acceptance is surely better without it, off until it is surely better with it.
 
-    Every `check_every`-th step runs the other way, which is what tells. Requests count from places of their own, so that
-    both sides have steps from all parts of an answer.
+    Every `check_every`-th step of a request runs the other way, which is what tells. Requests count from places drawn
+    here, so that both sides have steps from all parts of an answer, and other tenants' traffic moves none of them.
 
     Args:
         check_every: 0: no step does, and the memory stays on.
@@ -53,6 +54,11 @@ class Benefit:
     with_memory: Arm = field(default_factory=Arm)
     without: Arm = field(default_factory=Arm)
     switches: int = 0
+    _places: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def first_step(self) -> int:
+        """The number that a new request counts its steps from."""
+        return self._places.randrange(self.check_every) if self.check_every else 0
 
     def corrects(self, step: int) -> bool:
         """Whether the step of this number is to be corrected."""

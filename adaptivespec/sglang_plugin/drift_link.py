@@ -5,7 +5,6 @@ draft-extend, eagerly and while a graph is captured. What it reads lies in buffe
 """
 
 import logging
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,6 +93,8 @@ class DriftLink:
             self._benefits = {name: self._benefits[name] for name in self.tenants.banks if name in self._benefits}
         for each in self._requests:
             if each.is_corrected is None:
+                if each.tenant is not None:
+                    each.step = self._benefit(each.tenant).first_step()
                 each.is_corrected = self._corrects(each)
         bank_of = dict(zip(tenants, banks, strict=True))
         self._banks = [NO_BANK if each.tenant is None else bank_of[each.tenant] for each in self._requests]
@@ -293,7 +294,7 @@ class RequestDrift:
         tenant: whose memory it uses; None where it does without.
         shares: whether the shared bank is for it too.
         teaches: whether the target's logits say what it would say of itself: nothing bends them for this request.
-        step: counts its decode steps, from a place of its own.
+        step: counts its decode steps, from a place that its tenant's `Benefit` draws.
         is_corrected: whether the tree under way is; None before that is decided.
     """
 
@@ -311,8 +312,7 @@ class RequestDrift:
         tenant = f"extra_key:{request.extra_key}" if request.extra_key else f"tenant:{options.tenant or ''}"
         is_bent = request.grammar is not None or request.sampling_params.logit_bias or has_penalties(request)
         is_wanted = options.drift and options.enabled
-        start = zlib.crc32(str(request.rid).encode())
-        return cls(tenant if is_wanted else None, options.share and is_wanted, not is_bent, start)
+        return cls(tenant if is_wanted else None, options.share and is_wanted, not is_bent)
 
 
 def drift_state(request: Any) -> RequestDrift:

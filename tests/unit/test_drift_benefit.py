@@ -55,3 +55,11 @@ def test_figures_are_those_of_the_steps() -> None:
     assert figures["accepted_per_step_with"] == pytest.approx(2.0)
     assert figures["accepted_per_step_without"] == pytest.approx(1.0)
     assert (figures["is_on"], figures["steps_with"], figures["steps_without"], figures["switches"]) == (True, 5, 5, 0)
+
+
+def test_requests_count_from_places_of_their_own_and_those_are_the_same_each_time():
+    one, other = Benefit(check_every=8), Benefit(check_every=8)
+    places = [one.first_step() for _ in range(200)]
+    assert set(places) == set(range(8))
+    assert [other.first_step() for _ in range(200)] == places
+    assert Benefit(check_every=0).first_step() == 0
