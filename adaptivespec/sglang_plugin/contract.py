@@ -192,6 +192,12 @@ TOKENIZER: tuple[Touch, ...] = (
         "refuse custom logit processors",
     ),
     Touch(
+        "srt.managers.tokenizer_manager:TokenizerManager.update_request_meta_info",
+        "meta_info state customized_info index finish_reason",
+        "wrap",
+        "details of responses",
+    ),
+    Touch(
         "srt.managers.tokenizer_manager:TokenizerManager._calculate_spec_decoding_metrics",
         "meta_info recv_obj i",
         "wrap",

@@ -1,6 +1,7 @@
 """What ADAPTIVE tells the outside: Prometheus counters, `/server_info`, and the details of a response."""
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from adaptivespec.metrics import ServerCounts
@@ -156,9 +157,14 @@ def _response_details(self: Any, reqs: list[Any]) -> dict[str, list]:
 
 
 def install_in_tokenizer() -> None:
-    """Make the accept rate of a response count what was really proposed. Acts on ADAPTIVE's responses only."""
+    """Put details into responses, and make the accept rate count what was really proposed. Acts on ADAPTIVE's only."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    HookRegistry.register(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager.update_request_meta_info",
+        _add_details,
+        HookType.AROUND,
+    )
     HookRegistry.register(
         "sglang.srt.managers.tokenizer_manager.TokenizerManager._calculate_spec_decoding_metrics",
         _correct_spec_metrics,
@@ -166,14 +172,24 @@ def install_in_tokenizer() -> None:
     )
 
 
+def _add_details(
+    original: Callable[..., None],
+    self: Any,
+    meta_info: dict[str, Any],
+    state: Any,
+    customized_info: dict[str, list],
+    index: int,
+    finish_reason: dict | None,
+) -> None:
+    """SGLang accumulates such values as one a token, which streams then slice and repeat; these are one a request."""
+    others = {key: values for key, values in customized_info.items() if key not in _DETAIL_KEYS}
+    original(self, meta_info, state, others, index, finish_reason)
+    for key in customized_info.keys() & _DETAIL_KEYS:
+        if values := customized_info[key][index]:
+            meta_info[key] = values[0]
+
+
 def _correct_spec_metrics(result: None, self: Any, meta_info: dict[str, Any], recv_obj: Any, i: int) -> None:
-    for key in _DETAIL_KEYS:
-        values = meta_info.get(key)
-        if isinstance(values, list):
-            if values:
-                meta_info[key] = values[-1]
-            else:
-                del meta_info[key]
     from sglang.srt.runtime_context import get_spec
 
     if not is_adaptive(get_spec()) or "spec_verify_ct" not in meta_info:

@@ -69,6 +69,14 @@ def test_completion_equals_accepted_plus_steps_plus_one_where_no_step_is_cut(ada
     assert whole.meta["completion_tokens"] == lengths[-2]
 
 
+def test_a_stream_has_the_details_once_with_the_last_chunk(ada: Client, prompts):
+    *early, last = ada.stream(prompts[0], **FULL_LENGTH, max_new_tokens=30)
+    assert early
+    assert not any({"spec_shape_histogram", "spec_margin"} & chunk.meta.keys() for chunk in early)
+    assert "spec_margin" not in last.meta  # no kappa is set
+    assert_identities(last)
+
+
 def test_a_request_that_never_decodes_reports_no_steps(ada: Client, prompts):
     answer = ada.generate(prompts[0], max_new_tokens=1)
     assert len(answer.ids) == 1
