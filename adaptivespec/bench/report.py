@@ -16,6 +16,7 @@ from adaptivespec.bench.tables import Summary, best_static, geometric_means, sum
 from adaptivespec.reports import render_template, write_whole
 
 REPORT_NAME = "report.html"
+RESULTS_NAME = "results.json"
 
 
 def write_report(
@@ -40,7 +41,7 @@ def write_report(
     data |= {"servers": store.servers, "summaries": [item.to_dict() for item in summaries]}
     for name, png in pictures.items():
         write_whole(store.out / f"{name}.png", png)
-    write_whole(store.out / "results.json", json.dumps(data, indent=1).encode())
+    write_whole(store.out / RESULTS_NAME, json.dumps(data, indent=1).encode())
     write_whole(store.out / "results.csv", _csv(summaries).encode())
     path = store.out / REPORT_NAME
     html = render_template(
