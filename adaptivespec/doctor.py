@@ -98,7 +98,9 @@ def _environment() -> list[Finding]:
     if platform_choice:
         found = f"{platform_choice}: SGLang then calls no other platform entry point, ours included; fix: unset it"
         findings.append(Finding("SGLANG_PLATFORM", found, False))
-    if plugins is not None and not set(_ENTRY_POINTS.values()) <= set(plugins.split(",")):
+    # As SGLang reads it: blanks do not count, and nothing named is no filter.
+    named = {name.strip() for name in (plugins or "").split(",") if name.strip()}
+    if named and not set(_ENTRY_POINTS.values()) <= named:
         found = f"{plugins}: leaves ADAPTIVE out; fix: add {','.join(_ENTRY_POINTS.values())}"
         findings.append(Finding("SGLANG_PLUGINS", found, False))
     return findings

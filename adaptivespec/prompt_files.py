@@ -102,15 +102,23 @@ def chat_token_ids(tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
     return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments that say what is measured: the pair, and the prompts."""
+def add_arguments(parser: argparse.ArgumentParser, *, rounds: bool = True) -> None:
+    """The arguments that say what is measured: the pair, the prompts and, unless told otherwise, how often."""
     parser.add_argument("--target", help="default: the demo target")
     parser.add_argument("--draft", help="default: the demo draft")
-    parser.add_argument("--prompts", type=PromptFile.parse, action="append", required=True, metavar="NAME=FILE.jsonl")
-    parser.add_argument("--num-prompts", type=positive, default=8, help="of each set")
+    parser.add_argument(
+        "--prompts",
+        type=PromptFile.parse,
+        action="append",
+        required=True,
+        metavar="NAME=FILE.jsonl",
+        help=f"a set of prompts: an object a line, with the user turn as {', '.join(_FIELDS)}; may be given again",
+    )
+    parser.add_argument("--num-prompts", type=positive, default=8, help="of each set (default %(default)s)")
     parser.add_argument("--skip", type=not_negative, default=0, help="rows of each set to leave out at the front")
-    parser.add_argument("--max-new-tokens", type=positive, default=96)
-    parser.add_argument("--rounds", type=positive, default=1)
+    parser.add_argument("--max-new-tokens", type=positive, default=96, help="of an answer (default %(default)s)")
+    if rounds:
+        parser.add_argument("--rounds", type=positive, default=1, help="over all prompts (default %(default)s)")
 
 
 def fill_in_pair(args: argparse.Namespace) -> None:

@@ -215,7 +215,7 @@ def _setting(text: str) -> tuple[str, list[float]]:
 
 def _parse_args() -> Any:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_arguments(parser)
+    add_arguments(parser, rounds=False)
     parser.add_argument("--num-steps", type=int, default=3, help="drafts of a chain (%(default)s)")
     parser.add_argument("--set", type=_setting, action="append", default=[], metavar="NAME=VALUE", help="of the memory")
     parser.add_argument("--vary", type=_setting, action="append", default=[], metavar="NAME=V,V", help="one at a time")
@@ -237,6 +237,10 @@ def _parse_args() -> Any:
         parser.error("--tune: found no prompts to tune on; expected --skip of at least 1; fix: give --skip")
     if args.general is not None and args.general not in {source.name for source in args.prompts}:
         parser.error(f"--general: found {args.general!r}; expected the name of one of --prompts; fix: correct it")
+    if args.general is not None and args.num_prompts < SWITCH_EVERY:
+        parser.error(
+            f"--general: found {args.num_prompts} prompts; expected {SWITCH_EVERY} or more; fix: raise --num-prompts"
+        )
     args.out.mkdir(parents=True, exist_ok=True)
     fill_in_pair(args)
     return args

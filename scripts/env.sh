@@ -5,20 +5,20 @@ repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${ADAPTIVESPEC_VENV:-$repo/.venv}
 extras=$(IFS=,; echo "$*")
 
-if [ ! -x "$venv/bin/python" ]; then
+if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then  # none, or one that was left half made
   base=""
-  for candidate in python3 python3.13 python3.12 python3.11; do
+  for candidate in python3.12 python3.11 python3 python3.13; do  # the tested versions first
     if command -v "$candidate" >/dev/null && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
       base=$candidate
       break
     fi
   done
   if [ -z "$base" ]; then
-    echo "found no Python 3.11 or newer; expected one as python3 on PATH; fix: install Python 3.11 (Debian: apt install python3 python3-venv)" >&2
+    echo "found no Python 3.11 or newer; expected one as python3 on PATH; fix: install it (Debian 12, Ubuntu 24.04: apt install python3 python3-venv; Ubuntu 22.04: apt install python3.11 python3.11-venv)" >&2
     exit 1
   fi
   echo "making $venv with $("$base" --version)"
-  "$base" -m venv "$venv"
+  "$base" -m venv --clear "$venv"
 fi
 
 PYTHON=$venv/bin/python

@@ -107,10 +107,11 @@ def check_sglang_states(target: str, draft: str, launch: Sequence[str] = LAUNCH)
 
 def server_options(target: str) -> list[str]:
     """Options of both servers; triton is the attention backend that takes float32 and trees of any topk."""
-    return (
-        f"--model-path {target} --dtype float32 --attention-backend triton --random-seed 0 --mem-fraction-static 0.6"
+    fixed = (
+        "--dtype float32 --attention-backend triton --random-seed 0 --mem-fraction-static 0.6"
         " --max-running-requests 16 --cuda-graph-max-bs-decode 16"
-    ).split()
+    )
+    return ["--model-path", target, *fixed.split()]
 
 
 class ServerError(Exception):

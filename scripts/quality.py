@@ -24,9 +24,12 @@ from typing import Any
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
+from adaptivespec.bench.run import set_state
 from adaptivespec.command_line import run_main
+from adaptivespec.errors import AdaptiveSpecError
 from adaptivespec.launch import Server
 from adaptivespec.prompt_files import add_arguments, chat_text, fill_in_pair
+from adaptivespec.sglang_plugin.admin import KAPPA_KEY
 
 STRICT = 0.0  # what the admin route calls it
 KAPPAS = (0.9, 0.7, 0.5, 0.3, 0.2, 0.1)
@@ -72,9 +75,17 @@ def main() -> int:
         command = ["--dtype", args.dtype, "--sleep-on-idle", "--max-total-tokens", "20000"]
         command += ["--speculative-algorithm", "ADAPTIVE", "--speculative-draft-model-path", str(args.draft)]
         command += ["--speculative-adaptive-config", str(path)]
-        with Server(args.target, command, log=args.out.with_suffix(".log")) as server:
-            records = _measure(server, tokenizer, rows, args)
+        records: list[Record] = []
+        problem: AdaptiveSpecError | OSError | KeyboardInterrupt | None = None
+        try:
+            with Server(args.target, command, log=args.out.with_suffix(".log")) as server:
+                _measure(server, tokenizer, rows, args, records)
+        except (AdaptiveSpecError, OSError, KeyboardInterrupt) as error:
+            problem = error  # raised again once what was measured is written
+    if problem is not None and not records:
+        raise problem
     report = {
+        "complete": problem is None,
         "by_set": {name: summarise([r for r in records if r.prompt_set == name]) for name in rows},
         "all": summarise(records),
         **{
@@ -88,12 +99,14 @@ def main() -> int:
     args.out.with_suffix(".png").write_bytes(figure(report["all"]))
     _print_table(report["all"])
     print(json.dumps(report | {"out": str(args.out)}))
+    if problem is not None:
+        raise problem
     return 0
 
 
-def _measure(server: Server, tokenizer: Any, rows: dict[str, list[dict]], args: Any) -> list[Record]:
+def _measure(server: Server, tokenizer: Any, rows: dict[str, list[dict]], args: Any, records: list[Record]) -> None:
+    """Append a record for each answer, those of a prompt in one go."""
     kappas = [STRICT, *args.kappas]
-    records = []
     with tqdm(total=args.rounds * len(kappas) * sum(map(len, rows.values())), desc="answers") as bar:
         for round_number in range(args.rounds):
             for name, some in rows.items():
@@ -101,11 +114,12 @@ def _measure(server: Server, tokenizer: Any, rows: dict[str, list[dict]], args: 
                     ids = tokenizer(chat_text(tokenizer, row["text"])).input_ids
                     _generate(server, ids, 8)  # puts the prompt into the prefix cache
                     start = (number + round_number) % len(kappas)
+                    of_prompt = []
                     for kappa in kappas[start:] + kappas[:start]:
-                        server.post("/set_internal_state", {"server_args": {"adaptive_kappa": kappa}})
+                        set_state(server, KAPPA_KEY, kappa)
                         answer = _generate(server, ids, args.max_new_tokens)
                         meta = answer["meta_info"]
-                        records.append(
+                        of_prompt.append(
                             Record(
                                 prompt_set=name,
                                 prompt=number,
@@ -113,7 +127,7 @@ def _measure(server: Server, tokenizer: Any, rows: dict[str, list[dict]], args: 
                                 kappa=kappa,
                                 ids=answer["output_ids"],
                                 seconds=meta["e2e_latency"],
-                                verify_steps=meta["spec_verify_ct"],
+                                verify_steps=meta.get("spec_verify_ct", 0),
                                 accepted=meta["spec_num_correct_drafts"],
                                 promoted=meta.get("spec_margin", {}).get("num_promoted", 0),
                                 hit_cap=meta["finish_reason"]["type"] == "length",
@@ -122,7 +136,7 @@ def _measure(server: Server, tokenizer: Any, rows: dict[str, list[dict]], args: 
                             )
                         )
                         bar.update()
-    return records
+                    records += of_prompt
 
 
 def _generate(server: Server, ids: list[int], max_new_tokens: int) -> dict[str, Any]:

@@ -20,6 +20,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from adaptivespec.command_line import run_main
+
 # Where `datasets` and the harness look, from the current folder on.
 PLACES = {
     "gsm8k": "test.jsonl",
@@ -101,4 +103,4 @@ def _parse_args() -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main(main))

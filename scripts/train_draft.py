@@ -21,13 +21,13 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from adaptivespec.command_line import run_main
 from adaptivespec.demo.target import prepare_target
 from adaptivespec.draft_training.corpus import Row, count_draft_vocab, file_sha256, load_rows, split_rows
 from adaptivespec.draft_training.loop import LoopOptions, Trainer, measure_agreement
 from adaptivespec.draft_training.model import Eagle3Draft, draft_config, init_from_target, load_draft, save_draft
 from adaptivespec.draft_training.target_states import TargetStates
 from adaptivespec.draft_training.ttt import LossOptions
-from adaptivespec.errors import AdaptiveSpecError
 
 log = logging.getLogger("train_draft")
 NUM_AGREEMENT_STEPS = 5
@@ -173,23 +173,15 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
     args = parse_args()
     started = time.monotonic()
-    try:
-        material = load_material(args)
-        if args.evaluate:
-            figures = agreement(load_draft(args.evaluate), material)
-            result = {"draft": str(args.evaluate), "agreement_held_out_greedy": figures}
-        else:
-            record = train(args, material)
-            result = {
-                "draft": str(args.out / "draft"),
-                **{k: record[k] for k in ("agreement_held_out_greedy",)},
-            }
-    except AdaptiveSpecError as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(json.dumps(result | {"seconds": round(time.monotonic() - started)}))
+    material = load_material(args)
+    if args.evaluate:
+        draft, figures = args.evaluate, agreement(load_draft(args.evaluate), material)
+    else:
+        draft, figures = args.out / "draft", train(args, material)["agreement_held_out_greedy"]
+    seconds = round(time.monotonic() - started)
+    print(json.dumps({"draft": str(draft), "agreement_held_out_greedy": figures, "seconds": seconds}))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main(main))

@@ -62,7 +62,7 @@ def completion_of(text: str, entry_point: str) -> str:
     That is its first fenced block that defines the function, else its first fenced block, else all of it. A whole
     function stands after the prompt's and replaces it; anything else is the body that the prompt lacks.
     """
-    blocks: list[str] = re.findall(r"```[a-zA-Z]*\n(.*?)(?:```|\Z)", text, re.DOTALL) or [text]
+    blocks: list[str] = re.findall(r"```[^\n]*\n(.*?)(?:```|\Z)", text, re.DOTALL) or [text]
     begin = re.compile(rf"^def {re.escape(entry_point)}\b", re.MULTILINE)
     whole = next(filter(begin.search, blocks), None)
     return blocks[0] if whole is None else f"    pass\n\n{whole}"

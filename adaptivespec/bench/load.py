@@ -246,6 +246,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_arguments(parser)
+    parser.set_defaults(num_prompts=32)
     parser.add_argument(
         "--configurations", nargs="+", default=["eagle3-3-1-4", "adaptive"], metavar="NAME", help="beside plain"
     )

@@ -129,8 +129,10 @@ def run(options: argparse.Namespace, benchmark: Callable[[list[str]], int]) -> i
     reports = []
     for table, pair, folder, arguments in stages(options):
         print(f"{table.name}, {pair}", flush=True)
+        before = _written(folder / RESULTS_NAME)
         exit_code = benchmark(arguments)
-        if (folder / RESULTS_NAME).exists():
+        # One that was refused leaves the results of whatever ran in that folder before.
+        if _written(folder / RESULTS_NAME) != before:
             reports.append(str((folder / REPORT_NAME).relative_to(options.out)))
             for line, measured in read_results(table, pair, folder / RESULTS_NAME):
                 found.setdefault(table.name, {}).setdefault(line.label, []).append(measured)
@@ -150,11 +152,12 @@ def run(options: argparse.Namespace, benchmark: Callable[[list[str]], int]) -> i
 def stages(options: argparse.Namespace) -> Iterator[tuple[Table, str, Path, list[str]]]:
     """Table, name of the pair, folder, and the benchmark's command line, of each run."""
     adaptivespec, drift = tables(options.static, options.kappa)
-    for number, (pair, arguments) in enumerate(_pairs(options)):
+    for pair, arguments in _pairs(options):
         for table, sources in ((adaptivespec, options.prompts), (drift, options.shift)):
             if not sources:
                 continue
-            folder = options.out / f"{table.name}-{number}"
+            slug = "".join(char if char.isalnum() or char in ".-" else "-" for char in pair)
+            folder = options.out / f"{table.name}-{slug}"
             prompts = [part for source in sources for part in ("--prompts", f"{source.name}={source.path}")]
             sizes = [f"--{key.replace('_', '-')}={getattr(options, key)}" for key in DEMO]
             names = ["--configurations", *(line.configuration for line in table.lines)]
@@ -170,6 +173,10 @@ def _pairs(options: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
     for pair in options.pair or PAIRS:
         target, _, draft = pair.partition(",")
         yield target, ["--target", target, "--draft", draft]
+
+
+def _written(path: Path) -> int | None:
+    return path.stat().st_mtime_ns if path.exists() else None
 
 
 def read_results(table: Table, pair: str, path: Path) -> Iterator[tuple[Line, Measured]]:

@@ -47,13 +47,14 @@ def measure(plan: Plan, store: Store, progress: Progress, make_server: Callable[
         StoreError: what was measured cannot be written.
     """
     for number, servers in enumerate(plan.blocks()):
-        missing = []
-        for turn in plan.turns(number):
-            if not store.has(turn):
-                missing.append(turn)
-            else:
-                for _ in turn:
-                    progress.advance()
+        turns = list(plan.turns(number))
+        missing = [turn for turn in turns if not store.has(turn)]
+        if any(item.remembers for server in servers for item in server.configurations):
+            # A pass begins with an empty memory: one that was stopped is measured again from its start.
+            begun = set(map(_pass_of, missing))
+            missing = [turn for turn in turns if _pass_of(turn) in begun]
+        for _ in range(sum(map(len, turns)) - sum(map(len, missing))):
+            progress.advance()
         if missing:
             _measure_block(plan, store, progress, make_server, servers, missing)
 
@@ -88,9 +89,9 @@ def _measure_block(
         forgetful = [item.name for server in servers for item in server.configurations if item.remembers]
         passes = None
         for turn in turns:
-            if passes != (turn[0].round, turn[0].batch_size):
+            if passes != _pass_of(turn):
                 # Each pass over the prompts begins with an empty memory, or later ones would meet what they were taught.
-                passes = (turn[0].round, turn[0].batch_size)
+                passes = _pass_of(turn)
                 for name in forgetful:
                     set_state(running[name].server, DRIFT_KEY, DRIFT_ACTIONS.index("reset"))
             for cell in turn:
@@ -99,6 +100,11 @@ def _measure_block(
                 _pin(up, pins.get(cell.configuration))
                 store.append(answers(up.server, cell, plan.prompts(cell), plan.max_new_tokens, up.fixed_shape))
                 progress.advance()
+
+
+def _pass_of(turn: list[Cell]) -> tuple[int, int]:
+    """Of which pass over all prompts a turn is part."""
+    return turn[0].round, turn[0].batch_size
 
 
 def _start(
@@ -158,7 +164,7 @@ def _pin(up: _Running, shape: str | None) -> None:
     set_state(up.server, SHAPE_KEY, up.places[shape])
 
 
-def set_state(server: Server, key: str, value: int) -> None:
+def set_state(server: Server, key: str, value: float) -> None:
     """Change one of the settings that an operator may change.
 
     Raises:
@@ -212,7 +218,9 @@ def _ask(
                 arrivals.append([round(now, 5), tokens])
     meta = event.get("meta_info", {})
     finish = meta.get("finish_reason") or {}
-    if not arrivals or finish.get("type") not in ("stop", "length"):
+    # Of incremental streams the last event has the last tokens alone.
+    is_whole = arrivals and len(event["output_ids"]) == meta["completion_tokens"]
+    if not is_whole or finish.get("type") not in ("stop", "length"):
         raise MeasureError(
             where=f"{cell.configuration}, {cell.task}",
             found=f"an answer that ended with {finish or event!r}",

@@ -107,6 +107,9 @@ def run(options: argparse.Namespace, target: str, draft: str, sources: dict[str,
             measure(plan, found, progress)
         except KeyboardInterrupt:
             found.problem, exit_code = "it was interrupted.", EXIT_INTERRUPTED
+        except OSError as error:
+            found.problem, exit_code = f"{error}.", EXIT_FAILED
+            progress.say(str(error))
         except ServerFailedError as error:
             found.problem, exit_code = f"{error}.", EXIT_FAILED
             progress.say(f"{error.log_tail}\n\n{error}")

@@ -85,7 +85,8 @@ def measure(plan: Plan, found: Measurements, progress: Progress, make_server: Ca
             for server in (plain, other):
                 server.wait_until_ready()
                 _answer(server, next(plan.turns())[2], WARM_UP_TOKENS)
-            found.notes[configuration.name] = shape_note(other.get("/server_info"))
+            with named_failure(other):
+                found.notes[configuration.name] = shape_note(other.get("/server_info"))
             progress.doing(f"plain and {configuration.name} take turns")
             _measure_pairs(plan, found, progress, configuration.name, plain, other)
             if configuration.name == ADAPTIVE_NAME:

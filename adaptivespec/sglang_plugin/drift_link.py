@@ -4,6 +4,7 @@ One forward hook on the draft's logits processor sees every draft logit there is
 draft-extend, eagerly and while a graph is captured. What it reads lies in buffers that stay.
 """
 
+import hashlib
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -308,8 +309,10 @@ class RequestDrift:
     def of(cls, request: Any) -> "RequestDrift":
         """Of a request that is scheduled for the first time. SGLang's key for the prefix cache says the tenant first."""
         options = options_of(request)
-        # With their kind: who names a tenant must not reach what a salt isolates.
-        tenant = f"extra_key:{request.extra_key}" if request.extra_key else f"tenant:{options.tenant or ''}"
+        # With their kind: who names a tenant must not reach what a salt isolates. And salts are secrets, names are shown.
+        tenant = f"tenant:{options.tenant or ''}"
+        if request.extra_key:
+            tenant = f"extra_key:{hashlib.sha256(request.extra_key.encode()).hexdigest()[:16]}"
         is_bent = request.grammar is not None or request.sampling_params.logit_bias or has_penalties(request)
         is_wanted = options.drift and options.enabled
         return cls(tenant if is_wanted else None, options.share and is_wanted, not is_bent)

@@ -55,7 +55,7 @@ class RequestRows:
         self.limits = self.penalties = None
         if not is_penalised and all(kappa is None for kappa in kappas):
             return
-        stops = self._padded([_stops_of(request) for request in requests])
+        stops = self._padded([self._stops_of(request) for request in requests])
         if any(kappa is not None for kappa in kappas):
             self.limits = Limits(self._to_device(list(map(log_kappa, kappas)), torch.float32), stops)
         if is_penalised:
@@ -98,7 +98,14 @@ class RequestRows:
 
     def _padded(self, rows: list[list[int]]) -> Tensor:
         width = max(map(len, rows))
-        return self._to_device([[*row, *[-1] * (width - len(row))] for row in rows], torch.int64).view(-1, width)
+        return self._to_device([[*row, *[-1] * (width - len(row))] for row in rows], torch.int64).view(len(rows), width)
+
+    def _stops_of(self, request: Any) -> list[int]:
+        """Every token that SGLang would end the request at, were ``ignore_eos`` not set; it takes any number for one."""
+        stops = {*(request.sampling_params.stop_token_ids or ()), *(request.eos_token_ids or ())}
+        if request.tokenizer is not None:
+            stops.update([request.tokenizer.eos_token_id], request.tokenizer.additional_stop_token_ids or ())
+        return sorted(token for token in stops if token is not None and 0 <= token < self._vocab_size)
 
     def _to_device(self, values: list[Any], dtype: torch.dtype) -> Tensor:
         return host_tensor(values, dtype, self._device).to(self._device, non_blocking=True)
@@ -135,11 +142,3 @@ def _seed_of(request: Any) -> int:
     if params.sampling_seed is None:
         params.sampling_seed = random.getrandbits(63)
     return int(params.sampling_seed)
-
-
-def _stops_of(request: Any) -> list[int]:
-    """Every token that SGLang would end the request at, were ``ignore_eos`` not set."""
-    stops = {*(request.sampling_params.stop_token_ids or ()), *(request.eos_token_ids or ())}
-    if request.tokenizer is not None:
-        stops.update([request.tokenizer.eos_token_id], request.tokenizer.additional_stop_token_ids or ())
-    return sorted(token for token in stops if token is not None)

@@ -137,7 +137,8 @@ class AdaptiveWorker(EAGLEWorkerV2):
         for request, top1_prob in zip(requests, top1_probs, strict=True):
             if not hasattr(request, "adaptive_counts"):  # a retracted request is prefilled again
                 request.adaptive_counts = RequestCounts(kappa=self.verify_step.rows.kappa_of(request))
-            if options_of(request).enabled:
+            # One that ended with its first token is never said to have finished.
+            if options_of(request).enabled and not request.finished():
                 self.policy.start(request.rid, top1_prob)
 
     def on_step(self, requests: list[Any], shape: TreeShape, num_accepted: list[int], top1_probs: list[float]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
+import requests
 
 from tests.server.client import FULL_LENGTH, Answer, Client, Reference, assert_parity
 
@@ -238,21 +239,24 @@ def test_a_stop_inside_a_run_with_promotions(ada: Client, prompts, tokenizer):
 @pytest.mark.parametrize(
     "path_and_body",
     [
-        ("/generate", lambda custom: {"text": "Hi", "sampling_params": {"custom_params": custom}}),
-        ("/v1/completions", lambda custom: {"model": "m", "prompt": "Hi", "custom_params": custom}),
-        (
-            "/v1/chat/completions",
-            lambda custom: {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "custom_params": custom},
-        ),
+        ("/generate", {"text": "Hi"}),
+        ("/v1/completions", {"model": "m", "prompt": "Hi", "max_tokens": 2}),
+        ("/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}),
     ],
     ids=lambda pair: pair[0] if isinstance(pair, tuple) else None,
 )
 def test_bad_options_get_a_400_that_names_field_value_and_range(ada: Client, path_and_body):
     path, body = path_and_body
-    response = ada.post(path, body({"adaptive": {"kappa": 1.5}}))
+
+    def post(kappa: float) -> requests.Response:
+        custom = {"custom_params": {"adaptive": {"kappa": kappa}}}
+        options = {"sampling_params": custom | {"max_new_tokens": 2}} if path == "/generate" else custom
+        return ada.post(path, body | options)
+
+    response = post(1.5)
     assert response.status_code == 400, response.text
     assert "custom_params.adaptive.kappa: found 1.5; expected a number above 0, at most 1" in response.text
-    assert ada.post(path, body({"adaptive": {"kappa": 0.5}})).ok
+    assert post(0.5).ok
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.5])

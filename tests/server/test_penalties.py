@@ -20,6 +20,14 @@ def test_the_minimum_length_is_one_of_tokens(ada: Client, ref: Client, prompts, 
     assert found.essence == right.essence
 
 
+def test_a_stop_token_outside_the_vocabulary_stops_nothing_and_disturbs_nobody(ada: Client, ref: Client, prompts):
+    """SGLang takes any number for one."""
+    odd = FULL_LENGTH | {"max_new_tokens": 16, "stop_token_ids": [10**6, 2**63 - 1, -5]}
+    wanted = [odd, FULL_LENGTH | {"max_new_tokens": 16, "repetition_penalty": 1.1}]
+    right, found = (client.generate_batch(prompts[:2], wanted) for client in (ref, ada))
+    assert [answer.ids for answer in found] == [answer.ids for answer in right]
+
+
 @pytest.mark.parametrize("penalty", [{"frequency_penalty": 0.6}, {"presence_penalty": 0.9, "frequency_penalty": 0.2}])
 def test_every_token_is_the_likeliest_after_the_penalties_of_those_before(
     ada: Client, ref: Client, reference: Reference, prompts, penalty

@@ -12,9 +12,9 @@ NUM_TOKENS = 4
 
 
 class FakeBenchServer(FakeServer):
-    """`order` holds (log name, pinned shape) of each answer."""
+    """`order` holds (log name, pinned shape) of each answer, and (log name, "reset") where a memory is emptied."""
 
-    order: list[tuple[str, int | None]]
+    order: list[tuple[str, int | str | None]]
     falls_back = False
 
     def __init__(self, model, args, *, log: Path, timeout: float) -> None:
@@ -35,7 +35,11 @@ class FakeBenchServer(FakeServer):
 
     def post(self, path, body):
         assert path == "/set_internal_state"
-        self.pinned = body["server_args"]["adaptive_shape"]
+        ((key, value),) = body["server_args"].items()
+        if key == "adaptive_drift":
+            self.order.append((self.log.stem, "reset"))
+        else:
+            self.pinned = value
         return [True]
 
     def stream(self, path, body, timeout):

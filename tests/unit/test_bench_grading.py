@@ -33,6 +33,7 @@ HUMAN_EVAL = {
         (HUMAN_EVAL, "```python\ndef double(x):\n    return x + x\n```\nIt adds.", True),
         (HUMAN_EVAL, "Sure:\n```\nimport os\n```\n```python\ndef double(x):\n    return x * 2", True),
         (HUMAN_EVAL, "    return 2 * x\n", True),
+        (HUMAN_EVAL, "```python3 title=a.py\ndef double(x):\n    return x + x\n```\nIt adds.", True),
         (HUMAN_EVAL, "```python\ndef double(x):\n    return 6\n```", False),
         (HUMAN_EVAL, "```python\ndef double(x):\n    while True: pass\n```", False),
         (HUMAN_EVAL, "I cannot.", False),

@@ -76,7 +76,7 @@ def test_published_beside_measured(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (memory["ratio"], memory["recovery"], len(memory["cells"])) == (2.0, None, 1)
     html = Path(result["report"]).read_text()
     assert "2.42x" in html
-    assert "drift-0/report.html" in html
+    assert "drift-demo/report.html" in html
     assert "Not complete" not in html
 
 
@@ -91,6 +91,13 @@ def test_an_early_end_is_said_and_what_was_measured_is_shown(
     assert len(result["tables"]["adaptivespec"][0]["cells"]) == 2
     assert result["tables"]["drift"][0]["cells"] == []
     assert "Not complete" in Path(result["report"]).read_text()
+
+
+def test_a_refused_run_leaves_no_other_runs_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--demo", *SETS, "--out", str(tmp_path)], FakeBenchmark()) == 0
+    last_line(capsys)
+    assert main(["--demo", *SETS, "--out", str(tmp_path)], lambda argv: 1) == 1
+    assert all(row["cells"] == [] for rows in last_line(capsys)["tables"].values() for row in rows)
 
 
 def test_nothing_right_in_plain_decoding_gives_no_recovery(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -106,6 +106,17 @@ def test_a_dead_server_keeps_what_was_measured_and_the_run_goes_on_there(fake, t
     assert fake.order == []  # nothing is left to do, so no server starts
 
 
+def test_a_pass_begins_with_an_empty_memory_also_after_an_interruption(fake, tmp_path):
+    what = plan(["adaptive+drift"])
+    fake.dies_after = 2 + 1 + 8 + 1 + 3  # the warm-up, a pass, and in the second the reset and three answers
+    with pytest.raises(ServerFailedError):
+        run(fake, what, tmp_path)
+    fake.dies_after, fake.order[:] = 10**9, []
+    store, progress = run(fake, what, tmp_path)
+    assert progress.num_done == len(store.cells) == 16
+    assert [pinned for _, pinned in fake.order] == [None] * 2 + ["reset"] + [None] * 8
+
+
 def test_other_settings_are_refused_by_name(fake, tmp_path):
     run(fake, plan(), tmp_path)
     with pytest.raises(StoreError, match=r"found a run with rounds 2; expected rounds 3; fix: give the same arguments"):
@@ -162,6 +173,16 @@ def test_rows_of_an_unknown_run_are_left_alone(tmp_path):
     (tmp_path / "out" / ROWS_NAME).touch()
     with pytest.raises(StoreError, match=r"found requests\.jsonl without run\.json"):
         opened(plan(), tmp_path)
+
+
+def test_an_incremental_stream_is_an_error(fake, tmp_path):
+    def stream(self, path, body, timeout):
+        yield {"meta_info": {"completion_tokens": 1, "finish_reason": None}, "output_ids": [1]}
+        yield {"meta_info": {"completion_tokens": 2, "finish_reason": {"type": "length"}}, "output_ids": [2]}
+
+    fake.stream = stream
+    with pytest.raises(MeasureError, match="expected a whole answer"):
+        run(fake, plan(), tmp_path)
 
 
 def test_an_aborted_answer_is_an_error(fake, tmp_path):
