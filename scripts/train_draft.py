@@ -1,9 +1,9 @@
 """Train an EAGLE-3 draft for the demo target on its own answers, or measure a draft's agreement with it.
 
 Train (goes on from its last checkpoint when started again with the same --out):
-    python scripts/train_draft.py --corpus corpus.jsonl.gz --out runs/draft
+    python scripts/train_draft.py --out runs/draft
 Measure any draft folder on the held-out rows:
-    python scripts/train_draft.py --corpus corpus.jsonl.gz --out runs/draft --evaluate FOLDER
+    python scripts/train_draft.py --out runs/draft --evaluate FOLDER
 """
 
 import argparse
@@ -54,7 +54,13 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     loop, loss = LoopOptions(num_steps=3300, decay_steps=2200), LossOptions()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--corpus", type=Path, required=True, help="jsonl or jsonl.gz: prompt, ids, greedy")
+    add(
+        "--corpus",
+        type=Path,
+        default=Path(__file__).with_name("draft_corpus.jsonl.gz"),
+        help="JSON lines, plain or gzip, an answer of the target each: prompt (user turn), ids (the answer's tokens, the end "
+        "included), greedy (default: the corpus that the shipped draft was trained on)",
+    )
     add("--out", type=Path, required=True, help="folder for checkpoint, target states (about 4 GB) and draft")
     add("--target", type=Path, help="folder of the target; default: the demo target, fetched if need be")
     add(
