@@ -20,6 +20,15 @@ class Promotion(NamedTuple):
     top1_prob: float
 
 
+class Step(NamedTuple):
+    """One verify step: its shape, the accepted drafts, bonus token not counted, and the draft's probability of its likeliest
+    token at the root of the tree."""
+
+    shape: TreeShape
+    accepted: int
+    top1_prob: float
+
+
 @dataclass
 class Acceptance:
     """What was offered and taken.
@@ -56,6 +65,8 @@ class RequestCounts(Acceptance):
         promoted: accepted drafts that stand in for the target's own token, returned ones.
         promoted_cut: the same, cut off by a stop or the length cap and never returned.
         promotions: the returned ones in order, kept where the request asks for them.
+        root_prob: the draft's probability of its likeliest token at the root of the next tree.
+        steps: all steps in order, kept where the request asks for them.
     """
 
     steps_per_shape: Counter[TreeShape] = field(default_factory=Counter)
@@ -64,14 +75,19 @@ class RequestCounts(Acceptance):
     promoted: int = 0
     promoted_cut: int = 0
     promotions: list[Promotion] = field(default_factory=list)
+    root_prob: float = 0.0
+    steps: list[Step] = field(default_factory=list)
 
-    def record(self, shape: TreeShape, num_accepted: int) -> None:
+    def record(self, shape: TreeShape, num_accepted: int, *, keep: bool = False) -> None:
         """Count one step.
 
         Args:
             shape: the shape that produced the result.
             num_accepted: accepted draft tokens, 0 to shape.num_steps, the bonus token not counted.
+            keep: list it in `steps`, with `root_prob`.
         """
+        if keep:
+            self.steps.append(Step(shape, num_accepted, self.root_prob))
         self.verify_steps += 1
         self.proposed += shape.num_drafts
         self.accepted += num_accepted
@@ -99,6 +115,7 @@ class RequestCounts(Acceptance):
 
         `spec_correct_drafts_histogram[i]` is the number of steps that accepted i draft tokens. `spec_margin` is there
         where a margin was set: `promotions` holds `[position in the output, p(token), p(top1)]` where it was asked for.
+        `spec_steps` is there where it was asked for: `[shape, accepted drafts, p(top1) of the draft at the root]` of each step.
         """
         margin = {
             "kappa": self.kappa,
@@ -116,6 +133,7 @@ class RequestCounts(Acceptance):
             "spec_correct_drafts_histogram": [self.steps_per_accepted[i] for i in range(longest + 1)],
             "spec_shape_histogram": {str(shape): self.steps_per_shape[shape] for shape in sorted(self.steps_per_shape)},
             **({} if self.kappa is None else {"spec_margin": margin}),
+            **({"spec_steps": [[str(step.shape), *step[1:]] for step in self.steps]} if self.steps else {}),
         }
 
     def check_identities(self) -> list[str]:

@@ -21,7 +21,7 @@ class RequestOptions(Section):
         tenant: whose memory it is, where the request has no ``cache_salt`` or ``extra_key``, which say so first.
         share: teach the bank that all requests with this option share, and be corrected by it where the tenant's own knows
             nothing; for servers with ``drift.shared``.
-        details: list the promoted tokens, with both probabilities, in the response.
+        details: list the steps, and the promoted tokens with both probabilities, in the response.
     """
 
     SECTION: ClassVar[str] = f"custom_params.{KEY}"

@@ -168,19 +168,26 @@ def _option(extra: str, name: str, before: dict[str, Any]) -> dict[str, Any]:
             ) from None
         found = {"margin": {"kappa": MarginConfig(kappa=kappa).kappa}}
     elif key == "range" and separator:
-        low, colon, high = value.partition(":")
-        ends = (
-            {"low": TreeShape.parse(low, where).to_list(), "high": TreeShape.parse(high, where).to_list()}
-            if colon
-            else value
-        )
-        shape_range(ends, where)
-        found = {"shape": {"range": ends}}
+        found = {"shape": {"range": range_in_json(value, where)}}
     else:
         raise _unknown(name, f"+{extra}")
     if found.keys() & before.keys():
         raise _unknown(name, f"+{key} twice")
     return found
+
+
+def range_in_json(text: str, where: str) -> Any:
+    """The value of `shape.range` that a user wrote as a name or as LOW:HIGH.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    low, colon, high = text.partition(":")
+    ends: Any = text
+    if colon:
+        ends = {"low": TreeShape.parse(low, where).to_list(), "high": TreeShape.parse(high, where).to_list()}
+    shape_range(ends, where)
+    return ends
 
 
 def _draft_args(algorithm: str, draft: str) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from adaptivespec.bench.configurations import VALID_NAMES, ServerPlan, parse_configurations, server_plans
 from adaptivespec.bench.plan import write_config
-from adaptivespec.bench.run import set_state
+from adaptivespec.bench.run import places_of, set_state
 from adaptivespec.command_line import EXIT_FAILED, EXIT_INTERRUPTED, end_on_sigterm, positive
 from adaptivespec.errors import AdaptiveSpecError
 from adaptivespec.launch import Server, ServerFailedError
@@ -143,21 +143,16 @@ def measure(
             args = [*common, *plan.args, *write_config(plan, options.out / "configs"), *options.server_args]
             log = options.out / "logs" / f"{plan.slug}.log"
             with make_server(options.target, args, log=log, timeout=START_SECONDS) as server:
-                places = _places(server)
+                places = places_of(server.get("/server_info"))
                 for item in plan.configurations:
                     if item.pinned is not None:
-                        set_state(server, SHAPE_KEY, places.index(str(item.pinned)))
+                        set_state(server, SHAPE_KEY, places[str(item.pinned)])
                     for concurrency, rate in loads:
                         bar.set_description(f"{item.name}, {_name(concurrency, rate)}")
                         figures = (options.num_prompts, options.max_new_tokens, concurrency, rate)
                         result = client(server.url, str(options.target), dataset, *figures)
                         keep(Load.of(item.name, concurrency, rate, result))
                         bar.update()
-
-
-def _places(server: Server) -> list[str]:
-    adaptive = server.get("/server_info")["internal_states"][0].get("adaptive")
-    return list(adaptive["shapes"]) if adaptive else []
 
 
 def _name(concurrency: int | None, rate: float | None) -> str:

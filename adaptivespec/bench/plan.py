@@ -13,6 +13,7 @@ from adaptivespec.errors import ConfigError
 from adaptivespec.provenance import machine
 
 MIN_TOTAL_TOKENS = 20_000
+NO_PREFIX_CACHE = "--disable-radix-cache"
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Plan:
         return [
             *("--dtype", self.dtype),
             "--sleep-on-idle",  # an idle scheduler would take a core from the server being measured
-            "--disable-radix-cache",  # every prompt is prefilled each time, or time to first token would be the cache's
+            NO_PREFIX_CACHE,  # every prompt is prefilled each time, or time to first token would be the cache's
             *("--max-total-tokens", str(tokens)),  # several servers share the machine
             *self.server_args,
         ]

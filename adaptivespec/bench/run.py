@@ -140,10 +140,15 @@ def _start(
             "shapes": _shapes(info),
             "memory_gb": info["internal_states"][0].get("memory_usage"),
         }
-    adaptive = info["internal_states"][0].get("adaptive")
-    places = {shape: place for place, shape in enumerate(adaptive["shapes"])} if adaptive else {}
-    is_fixed = not adaptive and not info.get("speculative_adaptive") and info.get("speculative_num_steps")
+    places = places_of(info)
+    is_fixed = not places and not info.get("speculative_adaptive") and info.get("speculative_num_steps")
     return _Running(server, _shapes(info) if is_fixed else None, places)
+
+
+def places_of(info: dict[str, Any]) -> dict[str, int]:
+    """By shape, its place for `SHAPE_KEY`, from a server's ``/server_info``; empty where it is not ADAPTIVE."""
+    adaptive = info["internal_states"][0].get("adaptive")
+    return {shape: place for place, shape in enumerate(adaptive["shapes"])} if adaptive else {}
 
 
 def _shapes(info: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from adaptivespec.bench.rows import Cell, Row
 from adaptivespec.errors import AdaptiveSpecError
-from adaptivespec.reports import write_whole
+from adaptivespec.reports import whole_lines, write_whole
 
 ROWS_NAME = "requests.jsonl"
 RUN_NAME = "run.json"
@@ -50,7 +50,7 @@ class Store:
             StoreError: the folder cannot be used, or holds a run with other settings.
         """
         store = cls(out, settings)
-        with store._writing(out):
+        with store.writing(out):
             out.mkdir(parents=True, exist_ok=True)
         run = out / RUN_NAME
         if run.exists():
@@ -86,7 +86,7 @@ class Store:
         """
         path = self.out / ROWS_NAME
         text = "".join(json.dumps(row.to_dict()) + "\n" for row in rows)
-        with self._writing(path), path.open("a", encoding="utf-8") as file:
+        with self.writing(path), path.open("a", encoding="utf-8") as file:
             file.write(text)
             file.flush()
         self.cells[rows[0].cell] = list(rows)
@@ -98,7 +98,7 @@ class Store:
             StoreError: it could not be written.
         """
         data = {"settings": self.settings, "sessions": self.sessions, "servers": self.servers}
-        with self._writing(self.out / RUN_NAME):
+        with self.writing(self.out / RUN_NAME):
             write_whole(self.out / RUN_NAME, json.dumps(data, indent=1).encode())
 
     def has(self, turn: Sequence[Cell]) -> bool:
@@ -114,15 +114,10 @@ class Store:
 
     def _load(self) -> None:
         path = self.out / ROWS_NAME
-        if not path.exists():
-            return
-        content = path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        if whole != content:  # the end of a process, or of the disk's room, cut a line
-            with self._writing(path):
-                write_whole(path, whole)
+        with self.writing(path):
+            lines = whole_lines(path)
         try:
-            rows = [Row.from_dict(json.loads(line)) for line in whole.split(b"\n")[:-1]]
+            rows = [Row.from_dict(json.loads(line)) for line in lines]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StoreError(
                 where=str(path), found=f"a line that is no row ({error})", expected="rows", fix="give another --out"
@@ -142,7 +137,8 @@ class Store:
                 )
 
     @contextmanager
-    def _writing(self, path: Path) -> Iterator[None]:
+    def writing(self, path: Path) -> Iterator[None]:
+        """Turn an error of the system into a `StoreError` that names the path."""
         try:
             yield
         except OSError as error:

@@ -1,1 +1,1 @@
-"""Decoding replayed without a server: what chains of drafts, a policy or the memory would have reached on known answers."""
+"""Decoding with chains of drafts replayed without a server, for the study of the memory."""

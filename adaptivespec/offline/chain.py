@@ -68,25 +68,6 @@ def trace_answer(
     return Trace(hidden, draft.lm_head(draft.norm(hidden)), target, answer)
 
 
-def hits(trace: Trace) -> list[int]:
-    """For the chain after each answer token, how many of its S drafts strict verification accepts."""
-    num_steps = trace.hidden.shape[1]
-    wanted = trace.tokens[1:].unfold(0, num_steps, 1)[: trace.num_tokens]
-    counts: list[int] = _num_hits(trace.draft_logits, wanted).tolist()
-    return counts
-
-
-def _num_hits(logits: Tensor, wanted: Tensor) -> Tensor:
-    """Drafts before the first miss: ``[..., S, V]`` logits, ``[..., S]`` tokens -> ``[...]``."""
-    return (logits.argmax(dim=-1) == wanted).long().cumprod(-1).sum(-1)
-
-
-def confidence(trace: Trace) -> list[float]:
-    """The draft's top-1 probability at the root of the chain after each answer token."""
-    probs: list[float] = trace.draft_logits[:, 0].softmax(dim=1).amax(dim=1).tolist()
-    return probs
-
-
 @torch.inference_mode()
 def decode(trace: Trace, memory: DriftMemory | None = None) -> list[int]:
     """Walk through the answer; gives the accepted drafts of each step. The first token comes from the prefill.
@@ -104,7 +85,7 @@ def decode(trace: Trace, memory: DriftMemory | None = None) -> list[int]:
         if memory is not None:
             logits = logits.clone()
             memory.apply(hidden, logits, banks)
-        count = int(_num_hits(logits, wanted))
+        count = int((logits.argmax(dim=-1) == wanted).long().cumprod(-1).sum())
         accepted.append(count)
         if memory is not None:
             verified = (depths <= count) & (at + depths < trace.num_tokens)

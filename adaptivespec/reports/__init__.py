@@ -28,6 +28,16 @@ def render_template(name: str, *, pictures: Mapping[str, bytes], **values: Any) 
     return environment.get_template(name).render(pictures=encoded, **values)
 
 
+def whole_lines(path: Path) -> list[bytes]:
+    """The lines of a file that only grows, none where it is absent. A last one that was cut - by the end of a process, or of
+    the disk's room - is removed from the file."""
+    content = path.read_bytes() if path.exists() else b""
+    whole = content[: content.rfind(b"\n") + 1]
+    if whole != content:
+        write_whole(path, whole)
+    return whole.split(b"\n")[:-1]
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file whole or not at all."""
     scratch = path.with_name(path.name + ".part")

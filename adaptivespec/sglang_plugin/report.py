@@ -11,7 +11,7 @@ from adaptivespec.shapes import TreeShape
 if TYPE_CHECKING:
     from adaptivespec.sglang_plugin.worker import AdaptiveWorker
 
-_DETAIL_KEYS = ("spec_shape_histogram", "spec_margin")
+_DETAIL_KEYS = ("spec_shape_histogram", "spec_margin", "spec_steps")
 _PREFIX = "adaptivespec:"
 
 

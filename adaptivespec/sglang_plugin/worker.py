@@ -137,13 +137,15 @@ class AdaptiveWorker(EAGLEWorkerV2):
         for request, top1_prob in zip(requests, top1_probs, strict=True):
             if not hasattr(request, "adaptive_counts"):  # a retracted request is prefilled again
                 request.adaptive_counts = RequestCounts(kappa=self.verify_step.rows.kappa_of(request))
+            request.adaptive_counts.root_prob = top1_prob
             # One that ended with its first token is never said to have finished.
             if options_of(request).enabled and not request.finished():
                 self.policy.start(request.rid, top1_prob)
 
     def on_step(self, requests: list[Any], shape: TreeShape, num_accepted: list[int], top1_probs: list[float]) -> None:
         for request, accepted, top1_prob in zip(requests, num_accepted, top1_probs, strict=True):
-            request.adaptive_counts.record(shape, accepted)
+            request.adaptive_counts.record(shape, accepted, keep=options_of(request).details)
+            request.adaptive_counts.root_prob = top1_prob
             self.policy.observe(StepResult(request.rid, shape, accepted, top1_prob))
         self.reporter.record_step(shape, num_accepted)  # last, so that it sees the breakers that this step tripped
 

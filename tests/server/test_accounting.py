@@ -1,6 +1,7 @@
 """What is reported stays true while shapes change (field case A6): per response, per server, and between the two."""
 
 import json
+from collections import Counter
 
 import pytest
 
@@ -75,6 +76,18 @@ def test_a_stream_has_the_details_once_with_the_last_chunk(ada: Client, prompts)
     assert not any({"spec_shape_histogram", "spec_margin"} & chunk.meta.keys() for chunk in early)
     assert "spec_margin" not in last.meta  # no kappa is set
     assert_identities(last)
+
+
+def test_steps_are_told_on_demand_and_agree_with_the_histograms(ada: Client, prompts):
+    details = FULL_LENGTH | {"custom_params": {"adaptive": {"details": True}}}
+    meta = ada.generate(prompts[1], **details, max_new_tokens=30).meta
+    shapes, accepted, probs = zip(*meta["spec_steps"], strict=True)
+    assert Counter(shapes) == meta["spec_shape_histogram"]
+    by_accepted = Counter(accepted)
+    assert [by_accepted[i] for i in range(max(accepted) + 1)] == meta["spec_correct_drafts_histogram"]
+    assert all(0 < prob <= 1.001 for prob in probs)
+    assert len(set(probs)) > 1
+    assert "spec_steps" not in ada.generate(prompts[1], **FULL_LENGTH, max_new_tokens=30).meta
 
 
 def test_a_request_that_never_decodes_reports_no_steps(ada: Client, prompts):

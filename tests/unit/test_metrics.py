@@ -57,6 +57,15 @@ def test_promotions_are_counted_listed_on_demand_and_those_cut_off_apart():
     assert counts.check_identities() == ["promoted <= accepted: found 5 <= 4"]
 
 
+def test_steps_are_listed_on_demand_with_the_probability_at_their_root():
+    counts = RequestCounts(root_prob=0.75)
+    counts.record(LOW, 3, keep=True)
+    counts.root_prob = 0.5
+    counts.record(HIGH, 0, keep=True)
+    assert counts.to_meta()["spec_steps"] == [["(3,4,4)", 3, 0.75], ["(7,1,8)", 0, 0.5]]
+    assert "spec_steps" not in recorded([(LOW, 3)]).to_meta()
+
+
 def test_a_request_without_steps():
     counts = RequestCounts()
     assert counts.check_identities() == []

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from adaptivespec.offline.chain import Trace, confidence, decode, hits
+from adaptivespec.offline.chain import Trace, decode
 from adaptivespec.offline.statistics import accept_length, gain
 from drift.memory import DriftMemory
 from drift.params import DriftParams
@@ -34,18 +34,6 @@ def test_each_step_accepts_up_to_the_first_miss_and_one_more_token_follows() -> 
     hits = [[yes, no, yes], [no, no, no], [no, no, no], [yes, yes, yes], [no, no, no], [no, no, no], [no, no, no]]
     # From 0: one accepted, on to 2. From 2: none, on to 3. From 3: three accepted, on to 7, past the end.
     assert decode(make_trace(hits, [0, 1, 2, 3, 4, 0, 1])) == [1, 0, 3]
-
-
-def test_hits_are_what_each_chain_alone_would_accept() -> None:
-    rng = torch.Generator().manual_seed(1)
-    said = (torch.rand(9, STEPS, generator=rng) < 0.6).tolist()
-    trace = make_trace(said, [0, 1, 2, 3, 4, 0, 1, 2, 3])
-    found, at, walked = hits(trace), 0, []
-    while at < 8:
-        walked.append(found[at])
-        at += found[at] + 1
-    assert walked == decode(trace)
-    assert confidence(trace) == pytest.approx([torch.tensor([2.0, 0, 0, 0, 0]).softmax(0)[0].item()] * 9)
 
 
 def test_tokens_outside_the_drafts_vocabulary_are_never_accepted() -> None:
