@@ -1,4 +1,4 @@
-"""What speculation did, counted: per request and per server, with identities that can be checked.
+"""What speculation did, counted: per request and per server.
 
 Proposed counts what really was proposed, summed step by step: `shape.num_drafts`, the root not counted. Accepted never
 counts the bonus token; an accept length always does.
@@ -30,38 +30,12 @@ class Step(NamedTuple):
 
 
 @dataclass
-class Acceptance:
-    """What was offered and taken.
+class RequestCounts:
+    """What SGLang does not count of one request.
 
     Args:
-        verify_steps: target forwards that decoded a request, those without speculation included.
-        proposed: draft tokens offered to the target.
-        accepted: draft tokens accepted, bonus tokens not counted.
-    """
-
-    verify_steps: int = 0
-    proposed: int = 0
-    accepted: int = 0
-
-    @property
-    def accept_rate(self) -> float:
-        """Accepted / proposed, in [0, 1]; 0.0 where nothing was proposed."""
-        return self.accepted / self.proposed if self.proposed else 0.0
-
-    @property
-    def accept_length(self) -> float:
-        """Mean tokens per step, BONUS TOKEN INCLUDED, so 1.0 where no draft is accepted; 0.0 before the first step."""
-        return (self.accepted + self.verify_steps) / self.verify_steps if self.verify_steps else 0.0
-
-
-@dataclass
-class RequestCounts(Acceptance):
-    """The steps of one request.
-
-    Args:
-        steps_per_shape: steps at each shape.
-        steps_per_accepted: steps that accepted just so many draft tokens.
         kappa: least ratio that the request is verified with; None where it is strict.
+        steps_per_shape: verify steps at each shape.
         promoted: accepted drafts that stand in for the target's own token, returned ones.
         promoted_cut: the same, cut off by a stop or the length cap and never returned.
         promotions: the returned ones in order, kept where the request asks for them.
@@ -69,9 +43,8 @@ class RequestCounts(Acceptance):
         steps: all steps in order, kept where the request asks for them.
     """
 
-    steps_per_shape: Counter[TreeShape] = field(default_factory=Counter)
-    steps_per_accepted: Counter[int] = field(default_factory=Counter)
     kappa: float | None = None
+    steps_per_shape: Counter[TreeShape] = field(default_factory=Counter)
     promoted: int = 0
     promoted_cut: int = 0
     promotions: list[Promotion] = field(default_factory=list)
@@ -86,13 +59,9 @@ class RequestCounts(Acceptance):
             num_accepted: accepted draft tokens, 0 to shape.num_steps, the bonus token not counted.
             keep: list it in `steps`, with `root_prob`.
         """
+        self.steps_per_shape[shape] += 1
         if keep:
             self.steps.append(Step(shape, num_accepted, self.root_prob))
-        self.verify_steps += 1
-        self.proposed += shape.num_drafts
-        self.accepted += num_accepted
-        self.steps_per_shape[shape] += 1
-        self.steps_per_accepted[num_accepted] += 1
 
     def record_promotions(self, promotions: Iterable[Promotion], num_returned: int, keep: bool) -> None:
         """Count the promotions of one step.
@@ -111,59 +80,34 @@ class RequestCounts(Acceptance):
                 self.promotions.append(promotion)
 
     def to_meta(self) -> dict[str, Any]:
-        """The entries of a response's `meta_info`, under SGLang's names where it has them.
+        """The entries that a response's `meta_info` has beside SGLang's own.
 
-        `spec_correct_drafts_histogram[i]` is the number of steps that accepted i draft tokens. `spec_margin` is there
-        where a margin was set: `promotions` holds `[position in the output, p(token), p(top1)]` where it was asked for.
-        `spec_steps` is there where it was asked for: `[shape, accepted drafts, p(top1) of the draft at the root]` of each step.
+        `spec_margin` is there where a margin was set: `promotions` holds `[position in the output, p(token), p(top1)]` where
+        it was asked for. `spec_steps`, too, is there where it was: `[shape, accepted drafts, p(top1) of the draft]`.
         """
-        margin = {
-            "kappa": self.kappa,
-            "num_promoted": self.promoted,
-            "num_promoted_cut": self.promoted_cut,
-            "promotions": [list(promotion) for promotion in self.promotions],
+        meta: dict[str, Any] = {
+            "spec_shape_histogram": {str(shape): self.steps_per_shape[shape] for shape in sorted(self.steps_per_shape)}
         }
-        longest = max(self.steps_per_accepted, default=-1)
-        return {
-            "spec_accept_rate": self.accept_rate,
-            "spec_accept_length": self.accept_length,
-            "spec_num_correct_drafts": self.accepted,
-            "spec_num_proposed_drafts": self.proposed,
-            "spec_verify_ct": self.verify_steps,
-            "spec_correct_drafts_histogram": [self.steps_per_accepted[i] for i in range(longest + 1)],
-            "spec_shape_histogram": {str(shape): self.steps_per_shape[shape] for shape in sorted(self.steps_per_shape)},
-            **({} if self.kappa is None else {"spec_margin": margin}),
-            **({"spec_steps": [[str(step.shape), *step[1:]] for step in self.steps]} if self.steps else {}),
-        }
-
-    def check_identities(self) -> list[str]:
-        """The identities that do not hold, each as a line with its numbers; empty where all is well."""
-        by_accepted = self.steps_per_accepted
-        by_shape = self.steps_per_shape
-        deepest = max((shape.num_steps for shape in by_shape), default=0)
-        return _violated(
-            ("sum(accepted histogram) == verify_steps", by_accepted.total(), "==", self.verify_steps),
-            ("sum(i * h_i) == accepted", sum(i * steps for i, steps in by_accepted.items()), "==", self.accepted),
-            ("sum(shape histogram) == verify_steps", by_shape.total(), "==", self.verify_steps),
-            (
-                "sum(drafts of shape * steps) == proposed",
-                sum(shape.num_drafts * steps for shape, steps in by_shape.items()),
-                "==",
-                self.proposed,
-            ),
-            ("0 <= accepted in every step", 0, "<=", min(by_accepted, default=0)),
-            ("accepted in a step <= deepest num_steps", max(by_accepted, default=0), "<=", deepest),
-            ("promoted <= accepted", self.promoted + self.promoted_cut, "<=", self.accepted),
-            *_rate_identities(self.accepted, self.proposed),
-        )
+        if self.kappa is not None:
+            meta["spec_margin"] = {
+                "kappa": self.kappa,
+                "num_promoted": self.promoted,
+                "num_promoted_cut": self.promoted_cut,
+                "promotions": [list(promotion) for promotion in self.promotions],
+            }
+        if self.steps:
+            meta["spec_steps"] = [[str(step.shape), *step[1:]] for step in self.steps]
+        return meta
 
 
 @dataclass
-class ServerCounts(Acceptance):
-    """The steps of all requests of one scheduler; its `Acceptance` is the sum over them, so that a batch of 8 adds 8 verify
-    steps.
+class ServerCounts:
+    """The steps of all requests of one scheduler.
 
     Args:
+        verify_steps: summed over requests, steps without speculation included: a batch of 8 adds 8.
+        proposed: draft tokens offered to the target.
+        accepted: draft tokens accepted, bonus tokens not counted.
         steps_per_shape: batch steps at each shape; a batch of 8 adds 1.
         shape_switches: batch steps whose shape was not that of the batch step before.
         breaker_trips, breaker_recoveries: copied from the policy's counts.
@@ -172,6 +116,9 @@ class ServerCounts(Acceptance):
             reaches the scheduler.
     """
 
+    verify_steps: int = 0
+    proposed: int = 0
+    accepted: int = 0
     steps_per_shape: Counter[TreeShape] = field(default_factory=Counter)
     shape_switches: int = 0
     breaker_trips: int = 0
@@ -180,6 +127,16 @@ class ServerCounts(Acceptance):
     promoted_cut: int = 0
     refusals: Counter[str] = field(default_factory=Counter)
     _last_shape: TreeShape | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def accept_rate(self) -> float:
+        """Accepted / proposed, in [0, 1]; 0.0 where nothing was proposed."""
+        return self.accepted / self.proposed if self.proposed else 0.0
+
+    @property
+    def accept_length(self) -> float:
+        """Mean tokens per step, BONUS TOKEN INCLUDED, so 1.0 where no draft is accepted; 0.0 before the first step."""
+        return (self.accepted + self.verify_steps) / self.verify_steps if self.verify_steps else 0.0
 
     def record_step(self, shape: TreeShape, accepted_per_request: Iterable[int]) -> None:
         """Count one step of a batch; a batch without requests is not counted.
@@ -213,29 +170,3 @@ class ServerCounts(Acceptance):
     def record_refusal(self, reason: str) -> None:
         """Count one refusal under the reason of its `RefusedError`."""
         self.refusals[reason] += 1
-
-    def check_identities(self) -> list[str]:
-        """The identities that do not hold, each as a line with its numbers; empty where all is well."""
-        num_batches = self.steps_per_shape.total()
-        return _violated(
-            ("batch steps <= verify_steps", num_batches, "<=", self.verify_steps),
-            ("shape_switches <= batch steps - 1", self.shape_switches, "<=", max(num_batches - 1, 0)),
-            ("breaker_recoveries <= breaker_trips", self.breaker_recoveries, "<=", self.breaker_trips),
-            *_rate_identities(self.accepted, self.proposed),
-        )
-
-
-_Identity = tuple[str, int, str, int]
-
-
-def _rate_identities(accepted: int, proposed: int) -> tuple[_Identity, _Identity]:
-    """Together they say that the accept rate is in [0, 1]."""
-    return ("0 <= accepted", 0, "<=", accepted), ("accepted <= proposed", accepted, "<=", proposed)
-
-
-def _violated(*identities: _Identity) -> list[str]:
-    return [
-        f"{name}: found {left} {relation} {right}"
-        for name, left, relation, right in identities
-        if not (left == right if relation == "==" else left <= right)
-    ]
