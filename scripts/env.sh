@@ -7,7 +7,7 @@ extras=$(IFS=,; echo "$*")
 
 if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then  # none, or one that was left half made
   base=""
-  for candidate in python3.12 python3.11 python3 python3.13; do  # the tested versions first
+  for candidate in python3.11 python3.12 python3 python3.13; do  # the tested version first
     if command -v "$candidate" >/dev/null && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
       base=$candidate
       break
