@@ -1,16 +1,18 @@
 """Names of decoders, as arguments of SGLang's own launch command and ADAPTIVE's configuration."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from adaptivespec.config import MarginConfig
 from adaptivespec.config_checks import shape_range
 from adaptivespec.errors import ConfigError
+from adaptivespec.sglang_plugin.admin import KAPPA_KEY, SHAPE_KEY, STRICT, UNPIN
 from adaptivespec.shapes import NO_SPECULATION, TreeShape
 
 PLAIN = "plain"
+ADAPTIVE_NAME = "ADAPTIVE"
 VALID_NAMES = (
     "plain, eagle3-default, eagle3-S-K-N, sglang-adaptive, adaptive, adaptive-static-S-K-N or talon, where S-K-N is "
     "num_steps-topk-num_draft_tokens; the last three also with +kappa=NUMBER, +fly, +drift and, but for static shapes, "
@@ -27,14 +29,16 @@ class Configuration:
     Args:
         name: as the user wrote it.
         args: what its launch command has beyond the arguments of every server.
-        adaptive: content of ``--speculative-adaptive-config``; None without that argument.
+        adaptive: content of ``--speculative-adaptive-config`` beyond what follows; empty without that argument.
         pinned: the shape that an operator pins while it is measured; None to let the policy choose.
+        kappa: the margin's, which an operator sets while it is measured; None: strict.
     """
 
     name: str
     args: tuple[str, ...] = ()
-    adaptive: dict[str, Any] | None = None
+    adaptive: dict[str, Any] = field(default_factory=dict)
     pinned: TreeShape | None = None
+    kappa: float | None = None
 
     @property
     def is_static(self) -> bool:
@@ -44,12 +48,15 @@ class Configuration:
     @property
     def remembers(self) -> bool:
         """Whether what it answered before changes how it drafts."""
-        return bool((self.adaptive or {}).get("drift"))
+        return "drift" in self.adaptive
 
 
 @dataclass(frozen=True)
 class ServerPlan:
-    """One server and the decoders that it serves; several where they differ in the pinned shape alone."""
+    """One server and the decoders that it serves: several where they differ in what an operator can set alone.
+
+    So what is compared is the same process: two that were started alike can differ by more than two decoders do.
+    """
 
     configurations: tuple[Configuration, ...]
 
@@ -59,11 +66,30 @@ class ServerPlan:
         return self.configurations[0].args
 
     @property
-    def adaptive(self) -> dict[str, Any] | None:
-        """Content of its configuration file: states for every shape that will be pinned."""
+    def adaptive(self) -> dict[str, Any]:
+        """Content of its configuration file: states for every shape that will be pinned. Empty where it needs none."""
         config = self.configurations[0].adaptive
-        pinned = [item.pinned.to_list() for item in self.configurations if item.pinned]
-        return {**config, "shape": {"start": pinned[0], "extra": pinned[1:]}} if config and pinned else config
+        pinned = list(dict.fromkeys(item.pinned for item in self.configurations if item.pinned))
+        if not pinned:
+            return config
+        shapes = [shape.to_list() for shape in pinned]
+        if all(item.pinned for item in self.configurations):
+            return {"policy": "static", **config, "shape": {"start": shapes[0], "extra": shapes[1:]}}
+        return {**config, "shape": {"extra": shapes}}
+
+    def settings(self, item: Configuration, places: Mapping[str, int]) -> dict[str, float]:
+        """What an operator has to set for one of its decoders; nothing where all need the same.
+
+        Args:
+            item: one of `configurations`.
+            places: by shape, its place in the server's list.
+        """
+        found: dict[str, float] = {}
+        if any(each.pinned for each in self.configurations):
+            found[SHAPE_KEY] = places[str(item.pinned)] if item.pinned else UNPIN
+        if any(each.kappa is not None for each in self.configurations):
+            found[KAPPA_KEY] = STRICT if item.kappa is None else item.kappa
+        return found
 
     @property
     def slug(self) -> str:
@@ -92,7 +118,6 @@ def parse_configuration(name: str, draft: str) -> Configuration:
     if base == "talon":
         adaptive["policy"] = "talon"
     elif base.startswith(_STATIC):
-        adaptive["policy"] = "static"
         pinned = TreeShape.parse(base.removeprefix(_STATIC), where=f"configuration {name}")
     elif base != "adaptive":
         raise _unknown(name, repr(name))
@@ -100,7 +125,10 @@ def parse_configuration(name: str, draft: str) -> Configuration:
         adaptive.update(_option(extra, name, adaptive))
     if pinned and "shape" in adaptive:
         raise _unknown(name, "+range beside a static shape")
-    return Configuration(name, _draft_args("ADAPTIVE", draft), adaptive or None, pinned)
+    kappa = None
+    if "verifier" not in adaptive:  # an operator cannot give back FLy what it has without a kappa
+        kappa = adaptive.pop("margin", {}).get("kappa")
+    return Configuration(name, _draft_args(ADAPTIVE_NAME, draft), adaptive, pinned, kappa)
 
 
 def parse_configurations(names: Sequence[str], draft: str) -> list[Configuration]:
@@ -118,11 +146,11 @@ def parse_configurations(names: Sequence[str], draft: str) -> list[Configuration
 
 
 def server_plans(configurations: Sequence[Configuration]) -> list[ServerPlan]:
-    """The servers that serve these decoders, in their order."""
+    """The servers that serve these decoders, in their order; a memory has one of its own, as have SGLang's decoders."""
     groups: dict[str, list[Configuration]] = {}
     for item in configurations:
-        # Every other configuration keeps a server of its own, even where two names mean the same; so do memories.
-        key = json.dumps([item.args, item.adaptive]) if item.pinned and not item.remembers else item.name
+        is_shared = ADAPTIVE_NAME in item.args and not item.remembers
+        key = json.dumps(item.adaptive) if is_shared else item.name
         groups.setdefault(key, []).append(item)
     return [ServerPlan(tuple(group)) for group in groups.values()]
 

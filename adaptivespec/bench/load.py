@@ -22,7 +22,6 @@ from adaptivespec.launch import Server, ServerFailedError
 from adaptivespec.plots import SET_COLOURS, STYLE, png
 from adaptivespec.prompt_files import PromptFile, add_arguments, fill_in_pair
 from adaptivespec.reports import write_whole
-from adaptivespec.sglang_plugin.admin import SHAPE_KEY
 
 START_SECONDS = 900
 DESCRIPTION = """Decoders under load: SGLang's bench_serving against a real server of each, one server at a time.
@@ -145,8 +144,8 @@ def measure(
             with make_server(options.target, args, log=log, timeout=START_SECONDS) as server:
                 places = places_of(server.get("/server_info"))
                 for item in plan.configurations:
-                    if item.pinned is not None:
-                        set_state(server, SHAPE_KEY, places[str(item.pinned)])
+                    for key, value in plan.settings(item, places).items():
+                        set_state(server, key, value)
                     for concurrency, rate in loads:
                         bar.set_description(f"{item.name}, {_name(concurrency, rate)}")
                         figures = (options.num_prompts, options.max_new_tokens, concurrency, rate)

@@ -136,7 +136,7 @@ def _fingerprint(path: Path) -> str:
 
 def write_config(server: ServerPlan, folder: Path) -> list[str]:
     """Write a server's configuration file and return the arguments that name it; none where it needs no file."""
-    if server.adaptive is None:
+    if not server.adaptive:
         return []
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{server.slug}.json"

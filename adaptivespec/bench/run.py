@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from adaptivespec.bench.configurations import UPSTREAM_ADAPTIVE, ServerPlan
@@ -18,7 +18,7 @@ from adaptivespec.bench.store import Store
 from adaptivespec.errors import AdaptiveSpecError
 from adaptivespec.launch import Server, named_failure
 from adaptivespec.progress import Progress
-from adaptivespec.sglang_plugin.admin import DRIFT_ACTIONS, DRIFT_KEY, SHAPE_KEY
+from adaptivespec.sglang_plugin.admin import DRIFT_ACTIONS, DRIFT_KEY
 
 WARM_UP_TOKENS = 8
 START_SECONDS = 900
@@ -31,11 +31,20 @@ class MeasureError(AdaptiveSpecError, RuntimeError):
 
 @dataclass(frozen=True)
 class _Running:
-    """A server that is up: what its steps have as their shape, and the place of each shape that can be pinned."""
+    """A server that is up: what its steps have as their shape, and what each of its decoders has set.
+
+    Args:
+        settings: by the decoder's name.
+    """
 
     server: Server
     fixed_shape: str | None
-    places: dict[str, int] = field(default_factory=dict)
+    settings: dict[str, dict[str, float]]
+
+    def become(self, name: str) -> None:
+        """Serve as this decoder from now on."""
+        for key, value in self.settings[name].items():
+            set_state(self.server, key, value)
 
 
 def measure(plan: Plan, store: Store, progress: Progress, make_server: Callable[..., Server] = Server) -> None:
@@ -73,14 +82,8 @@ def _measure_block(
             progress.doing(f"starting {server_plan.slug}")
             up = _start(plan, store, progress, make_server, server_plan, stack)
             running.update({item.name: up for item in server_plan.configurations})
-        pins = {
-            item.name: str(item.pinned)
-            for server in servers
-            for item in server.configurations
-            if item.pinned is not None
-        }
         for name, up in running.items():
-            _pin(up, pins.get(name))
+            up.become(name)
             for size in plan.batch_sizes:
                 first = Cell(0, next(iter(plan.tasks)), size, 0, 0, name)
                 answers(up.server, first, plan.prompts(first), WARM_UP_TOKENS, up.fixed_shape)
@@ -97,7 +100,7 @@ def _measure_block(
             for cell in turn:
                 up = running[cell.configuration]
                 progress.doing(f"{cell.task}, batch {cell.batch_size}, round {cell.round + 1}: {cell.configuration}")
-                _pin(up, pins.get(cell.configuration))
+                up.become(cell.configuration)
                 store.append(answers(up.server, cell, plan.prompts(cell), plan.max_new_tokens, up.fixed_shape))
                 progress.advance()
 
@@ -133,16 +136,18 @@ def _start(
             expected="SGLang's own adaptive speculation",
             fix=f"read {log} for the reason",
         )
-    for item in server_plan.configurations:
-        store.servers[item.name] = {
+    places = places_of(info)
+    settings = {item.name: server_plan.settings(item, places) for item in server_plan.configurations}
+    for name, while_it_runs in settings.items():
+        store.servers[name] = {
             "command": command,
             "adaptive": server_plan.adaptive,
+            "settings": while_it_runs,
             "shapes": _shapes(info),
             "memory_gb": info["internal_states"][0].get("memory_usage"),
         }
-    places = places_of(info)
     is_fixed = not places and not info.get("speculative_adaptive") and info.get("speculative_num_steps")
-    return _Running(server, _shapes(info) if is_fixed else None, places)
+    return _Running(server, _shapes(info) if is_fixed else None, settings)
 
 
 def places_of(info: dict[str, Any]) -> dict[str, int]:
@@ -161,12 +166,6 @@ def _shapes(info: dict[str, Any]) -> str:
     names = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
     shape = "({},{},{})".format(*(info[name] for name in names))
     return f"chains, {shape} at first" if info.get("speculative_adaptive") else shape
-
-
-def _pin(up: _Running, shape: str | None) -> None:
-    if shape is None:
-        return
-    set_state(up.server, SHAPE_KEY, up.places[shape])
 
 
 def set_state(server: Server, key: str, value: float) -> None:

@@ -38,8 +38,11 @@ class FakeBenchServer(FakeServer):
         ((key, value),) = body["server_args"].items()
         if key == "adaptive_drift":
             self.order.append((self.log.stem, "reset"))
-        else:
+        elif key == "adaptive_shape":
             self.pinned = value
+        else:
+            assert key == "adaptive_kappa"
+            self.kappa = value
         return [True]
 
     def stream(self, path, body, timeout):

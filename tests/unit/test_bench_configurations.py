@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptivespec.bench.configurations import PLAIN, parse_configuration, parse_configurations, server_plans
+from adaptivespec.bench.configurations import (
+    PLAIN,
+    ServerPlan,
+    parse_configuration,
+    parse_configurations,
+    server_plans,
+)
 from adaptivespec.errors import ConfigError
 from adaptivespec.shapes import TreeShape
 
@@ -26,8 +32,8 @@ def test_with_a_gpu_sglangs_own_keeps_its_graphs(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("name", "args", "adaptive"),
     [
-        ("plain", (), None),
-        ("eagle3-default", EAGLE3, None),
+        ("plain", (), {}),
+        ("eagle3-default", EAGLE3, {}),
         (
             "eagle3-3-4-8",
             (
@@ -36,20 +42,21 @@ def test_with_a_gpu_sglangs_own_keeps_its_graphs(monkeypatch: pytest.MonkeyPatch
                 *("--speculative-eagle-topk", "4"),
                 *("--speculative-num-draft-tokens", "8"),
             ),
-            None,
+            {},
         ),
         (
             "sglang-adaptive",
             (*EAGLE3, "--speculative-adaptive", "--speculative-eagle-topk", "1", "--disable-cuda-graph"),
-            None,
+            {},
         ),
-        ("adaptive", ADAPTIVE, None),
+        ("adaptive", ADAPTIVE, {}),
         ("talon", ADAPTIVE, {"policy": "talon"}),
-        ("adaptive+kappa=0.3", ADAPTIVE, {"margin": {"kappa": 0.3}}),
+        ("adaptive+kappa=0.3", ADAPTIVE, {}),
+        ("adaptive+kappa=0.3+fly", ADAPTIVE, {"margin": {"kappa": 0.3}, "verifier": "fly"}),
         ("adaptive+drift+fly", ADAPTIVE, {"drift": {"enabled": True}, "verifier": "fly"}),
         ("talon+range=paper", ADAPTIVE, {"policy": "talon", "shape": {"range": "paper"}}),
         ("adaptive+range=1-1-2:5-1-6", ADAPTIVE, {"shape": {"range": {"low": [1, 1, 2], "high": [5, 1, 6]}}}),
-        ("adaptive-static-3-1-4", ADAPTIVE, {"policy": "static"}),
+        ("adaptive-static-3-1-4", ADAPTIVE, {}),
     ],
 )
 def test_names_and_what_they_mean(name, args, adaptive):
@@ -103,7 +110,7 @@ def test_every_well_formed_name_is_understood(steps, kappa, flags):
     assert found.pinned == shape
     assert found.is_static == (not extras)
     assert ("verifier" in found.adaptive) == ("fly" in flags)
-    assert found.adaptive.get("margin", {}).get("kappa") == kappa
+    assert (found.adaptive.get("margin", {}).get("kappa") if "fly" in flags else found.kappa) == kappa
 
 
 def test_plain_is_always_first_and_nothing_occurs_twice():
@@ -112,16 +119,43 @@ def test_plain_is_always_first_and_nothing_occurs_twice():
         parse_configurations(["adaptive", "adaptive"], "D")
 
 
-def test_static_shapes_share_a_server_that_keeps_states_for_all_of_them():
-    names = ["adaptive", "adaptive-static-1-1-2", "adaptive-static-3-4-8", "adaptive-static-3-1-4+drift"]
+def groups(*names: str) -> tuple[list[list[str]], list[ServerPlan]]:
     plans = server_plans(parse_configurations(names, "D"))
-    assert [[item.name for item in plan.configurations] for plan in plans] == [
-        [PLAIN],
-        names[:1],
-        names[1:3],
-        names[3:],
+    return [[item.name for item in plan.configurations] for plan in plans], plans
+
+
+def test_what_an_operator_can_set_is_compared_on_one_server():
+    names = ["adaptive", "adaptive-static-1-1-2", "adaptive-static-3-4-8", "adaptive+kappa=0.2"]
+    found, (_, shared) = groups(*names)
+    assert found == [[PLAIN], names]
+    assert shared.adaptive == {"shape": {"extra": [[1, 1, 2], [3, 4, 8]]}}
+    places = {"(1,1,2)": 0, "(2,1,3)": 1, "(3,1,4)": 2, "(3,4,8)": 3}
+    assert [shared.settings(item, places) for item in shared.configurations] == [
+        {"adaptive_shape": -1, "adaptive_kappa": 0},
+        {"adaptive_shape": 0, "adaptive_kappa": 0},
+        {"adaptive_shape": 3, "adaptive_kappa": 0},
+        {"adaptive_shape": -1, "adaptive_kappa": 0.2},
     ]
-    assert plans[1].adaptive is None
-    assert plans[2].adaptive == {"policy": "static", "shape": {"start": [1, 1, 2], "extra": [[3, 4, 8]]}}
-    assert plans[3].adaptive["shape"] == {"start": [3, 1, 4], "extra": []}
-    assert plans[3].slug == "adaptive-static-3-1-4-drift"
+
+
+def test_static_shapes_alone_have_a_static_server():
+    found, (_, shared, remembering) = groups(
+        "adaptive-static-1-1-2", "adaptive-static-3-4-8", "adaptive-static-3-1-4+drift"
+    )
+    assert found == [[PLAIN], ["adaptive-static-1-1-2", "adaptive-static-3-4-8"], ["adaptive-static-3-1-4+drift"]]
+    assert shared.adaptive == {"policy": "static", "shape": {"start": [1, 1, 2], "extra": [[3, 4, 8]]}}
+    assert remembering.adaptive["shape"] == {"start": [3, 1, 4], "extra": []}
+    assert remembering.slug == "adaptive-static-3-1-4-drift"
+
+
+def test_one_shape_twice_needs_one_state():
+    _, (_, shared) = groups("adaptive-static-3-1-4", "adaptive-static-3-1-4+kappa=0.5")
+    assert shared.adaptive["shape"] == {"start": [3, 1, 4], "extra": []}
+
+
+def test_what_is_set_at_start_has_a_server_of_its_own():
+    names = ["adaptive", "talon", "adaptive+range=paper", "adaptive+fly", "adaptive+drift", "eagle3-3-1-4"]
+    found, plans = groups(*names)
+    assert found == [[PLAIN], *([name] for name in names)]
+    assert [plan.settings(plan.configurations[0], {}) for plan in plans] == [{}] * 7
+    assert plans[1].adaptive == {}
