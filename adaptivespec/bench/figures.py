@@ -49,7 +49,7 @@ def speed_figure(store: Store, summaries: list[Summary]) -> bytes:
         axes.text(1.03 * edge, row, f"{item.ratio:.2f}x", va="center", fontsize=8)
     axes.axvline(1, color="#555555", linewidth=1)
     axes.set_xlim(0, 1.2 * edge)
-    axes.set_xlabel("decode speed over plain, same turn (arrow: beyond)")
+    axes.set_xlabel("decode speed over plain (arrow: beyond)")
     return _finish(axes, summaries, "turns a bar", [item.num_turns for item in summaries])
 
 
