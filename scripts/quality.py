@@ -29,9 +29,8 @@ from adaptivespec.command_line import run_main
 from adaptivespec.errors import AdaptiveSpecError
 from adaptivespec.launch import Server
 from adaptivespec.prompt_files import add_arguments, chat_text, fill_in_pair
-from adaptivespec.sglang_plugin.admin import KAPPA_KEY
+from adaptivespec.sglang_plugin.admin import KAPPA_KEY, STRICT
 
-STRICT = 0.0  # what the admin route calls it
 KAPPAS = (0.9, 0.7, 0.5, 0.3, 0.2, 0.1)
 PANELS = {
     "agreement": "tokens before the answers part, share",

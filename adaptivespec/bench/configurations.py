@@ -8,11 +8,12 @@ from typing import Any
 from adaptivespec.config import MarginConfig
 from adaptivespec.config_checks import shape_range
 from adaptivespec.errors import ConfigError
+from adaptivespec.reports import file_name
 from adaptivespec.sglang_plugin.admin import KAPPA_KEY, SHAPE_KEY, STRICT, UNPIN
 from adaptivespec.shapes import NO_SPECULATION, TreeShape
 
 PLAIN = "plain"
-ADAPTIVE_NAME = "ADAPTIVE"
+ADAPTIVE_NAME = "ADAPTIVE"  # as in `sglang_plugin.resolve`, which takes torch to import
 VALID_NAMES = (
     "plain, eagle3-default, eagle3-S-K-N, sglang-adaptive, adaptive, adaptive-static-S-K-N or talon, where S-K-N is "
     "num_steps-topk-num_draft_tokens; the last three also with +kappa=NUMBER, +fly, +drift and, but for static shapes, "
@@ -94,8 +95,7 @@ class ServerPlan:
     @property
     def slug(self) -> str:
         """Its name as a file name."""
-        name = self.configurations[0].name
-        return "".join(char if char.isalnum() or char == "." else "-" for char in name)
+        return file_name(self.configurations[0].name)
 
 
 def parse_configuration(name: str, draft: str) -> Configuration:

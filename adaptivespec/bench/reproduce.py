@@ -18,7 +18,7 @@ from adaptivespec.bench.report import REPORT_NAME, RESULTS_NAME
 from adaptivespec.command_line import positive, run_main
 from adaptivespec.errors import ConfigError
 from adaptivespec.prompt_files import PromptFile
-from adaptivespec.reports import render_template, write_whole
+from adaptivespec.reports import file_name, render_template, write_whole
 from adaptivespec.shapes import TreeShape
 
 DESCRIPTION = """The published tables beside what this machine gives.
@@ -156,8 +156,7 @@ def stages(options: argparse.Namespace) -> Iterator[tuple[Table, str, Path, list
         for table, sources in ((adaptivespec, options.prompts), (drift, options.shift)):
             if not sources:
                 continue
-            slug = "".join(char if char.isalnum() or char in ".-" else "-" for char in pair)
-            folder = options.out / f"{table.name}-{slug}"
+            folder = options.out / f"{table.name}-{file_name(pair)}"
             prompts = [part for source in sources for part in ("--prompts", f"{source.name}={source.path}")]
             sizes = [f"--{key.replace('_', '-')}={getattr(options, key)}" for key in DEMO]
             names = ["--configurations", *(line.configuration for line in table.lines)]

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean, median, quantiles
+from statistics import fmean, geometric_mean, median, quantiles
 from typing import Any
 
 from adaptivespec.bench.configurations import PLAIN, Configuration
@@ -179,7 +179,7 @@ def geometric_means(summaries: Sequence[Summary]) -> dict[int, dict[str, float]]
                 if (item.batch_size, item.configuration) == (size, name) and item.ratio is not None
             ]
             if len(ratios) == len(tasks):
-                found.setdefault(size, {})[name] = round(math.prod(ratios) ** (1 / len(ratios)), 4)
+                found.setdefault(size, {})[name] = round(geometric_mean(ratios), 4)
     return found
 
 

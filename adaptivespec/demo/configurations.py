@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from adaptivespec.reports import file_name
+
 COMMON_ARGS = (
     "--dtype",
     "bfloat16",
@@ -22,7 +24,7 @@ class Configuration:
     @property
     def slug(self) -> str:
         """Its name as a file name."""
-        return "".join(char if char.isalnum() else "-" for char in self.name.lower()).strip("-")
+        return file_name(self.name.lower()).strip("-")
 
 
 PLAIN = Configuration("plain")

@@ -28,6 +28,11 @@ def render_template(name: str, *, pictures: Mapping[str, bytes], **values: Any) 
     return environment.get_template(name).render(pictures=encoded, **values)
 
 
+def file_name(text: str) -> str:
+    """A text as a part of a file's name: letters, digits and dots stay, all else is a hyphen."""
+    return "".join(char if char.isalnum() or char == "." else "-" for char in text)
+
+
 def whole_lines(path: Path) -> list[bytes]:
     """The lines of a file that only grows, none where it is absent. A last one that was cut - by the end of a process, or of
     the disk's room - is removed from the file."""

@@ -1,11 +1,10 @@
 """What a replay adds up to: a row for each decoder, the check of the trace, and replayed against live ranking."""
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from statistics import correlation
+from statistics import correlation, geometric_mean
 from typing import Any
 
 from adaptivespec.config import AdaptiveConfig, resolve_start
@@ -149,12 +148,6 @@ def _ranks(values: Sequence[float]) -> list[float]:
     """Places in rising order; equal values share the mean of theirs."""
     ordered = sorted(values)
     return [ordered.index(value) + (ordered.count(value) - 1) / 2 for value in values]
-
-
-def geometric_mean(values: Any) -> float:
-    """Of positive numbers."""
-    numbers = list(values)
-    return math.prod(numbers) ** (1 / len(numbers))
 
 
 def _rounded(values: Mapping[str, float]) -> dict[str, float]:
