@@ -11,7 +11,7 @@ JSON layout, every key optional:
      "verifier": "margin", "strict_only": false,
      "drift": {"enabled": false, "num_slots": 4096, "num_tokens": 32, "num_neighbours": 8, "gain": 0.6, "rate": 0.1,
                "threshold": 0.9, "clip": 8.0, "num_banks": 8, "learn": true, "check_every": 16, "file": null},
-     "graphs": {"memory_budget_gb": null, "max_batch_size": null, "max_rows": null}}
+     "graphs": {"memory_budget_gb": null, "max_batch_size": 16, "max_rows": null}}
 """
 
 import json
@@ -141,7 +141,8 @@ class GraphConfig(Section):
     Args:
         memory_budget_gb: bytes that all captured states may take together, in units of 2**30 bytes, as SGLang logs
             them; above 0, at most 100000. Over it the server refuses to start. null: no limit of our own.
-        max_batch_size: largest batch size to capture graphs for; 1 to 4096. null: SGLang's own limit.
+        max_batch_size: largest batch size to capture graphs for, larger batches run without; 1 to 4096. null: SGLang's own
+            limit, which for eight shapes takes more memory than SGLang leaves beside the cache of keys and values.
         max_rows: most token rows, batch size times num_draft_tokens (the root counted), of a captured verify graph; 1 to
             1000000. States with more rows a request are captured for fewer batch sizes, at least for the smallest, and
             larger batches run without a graph. null: no limit by rows.
@@ -151,7 +152,7 @@ class GraphConfig(Section):
     memory_budget_gb: float | None = field(
         default=None, metadata={"check": optional(number(above=0.0, high=100_000.0))}
     )
-    max_batch_size: int | None = field(default=None, metadata={"check": optional(integer(1, 4096))})
+    max_batch_size: int | None = field(default=16, metadata={"check": optional(integer(1, 4096))})
     max_rows: int | None = field(default=None, metadata={"check": optional(integer(1, 1_000_000))})
 
     @property

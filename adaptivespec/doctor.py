@@ -16,7 +16,7 @@ from pathlib import Path
 
 from adaptivespec.config import AdaptiveConfig, resolve_start, selectable_shapes
 from adaptivespec.errors import AdaptiveSpecError, ConfigError
-from adaptivespec.sglang_plugin.refusals import SGLANG_VERSION
+from adaptivespec.sglang_plugin.refusals import OPTIONS, SGLANG_VERSION, check_environment
 
 _ENTRY_POINTS = {"sglang.srt.plugins": "adaptivespec", "sglang.srt.platforms": "adaptivespec_cpu"}
 _MARKS = {True: "ok     ", False: "PROBLEM", None: "       "}
@@ -65,7 +65,11 @@ def _version(package: str, expected: str | None) -> Finding:
     try:
         version = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return Finding(package, f"not installed; expected {expected or 'any'}; fix: pip install adaptivespec", False)
+        return Finding(
+            package,
+            f"not installed; expected {expected or 'any'}; fix: bash scripts/test.sh, or pip install -e . in a clone",
+            False,
+        )
     if expected and version != expected:
         return Finding(package, f"{version}; expected {expected}; fix: pip install {package}=={expected}", False)
     return Finding(package, version, True)
@@ -88,7 +92,7 @@ def _device() -> Finding:
 
 def _entry_point(group: str, name: str) -> Finding:
     is_there = any(entry.name == name for entry in importlib.metadata.entry_points(group=group))
-    found = "found" if is_there else "missing; fix: pip install adaptivespec into this environment"
+    found = "found" if is_there else "missing; fix: pip install -e . in a clone, into this environment"
     return Finding(f"entry point {group}", found, is_there)
 
 
@@ -103,6 +107,10 @@ def _environment() -> list[Finding]:
     if named and not set(_ENTRY_POINTS.values()) <= named:
         found = f"{plugins}: leaves ADAPTIVE out; fix: add {','.join(_ENTRY_POINTS.values())}"
         findings.append(Finding("SGLANG_PLUGINS", found, False))
+    try:
+        check_environment()
+    except AdaptiveSpecError as error:
+        findings.append(Finding("environment", str(error), False))
     return findings
 
 
@@ -173,9 +181,8 @@ def main(argv: list[str] | None = None) -> int:
     else:
         for finding in findings:
             print(f"{_MARKS[finding.is_ok]} {finding.subject:32} {finding.found}")
-        print(
-            "\nrefused at start, with the reason: see `Limits` in README.md and adaptivespec/sglang_plugin/refusals.py"
-        )
+        print("\nrefused at start, with the reason:", ", ".join(dict.fromkeys(option.flag for option in OPTIONS)))
+        print("and whatever else `Limits` in README.md names")
     return int(any(finding.is_ok is False for finding in findings))
 
 

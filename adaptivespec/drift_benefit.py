@@ -5,7 +5,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-_WINDOW = 512
+_WINDOW = 512  # checks
 _MIN_STEPS = 64
 # Standard errors; asked after every step, so that two or three would be passed by chance sooner or later.
 _CONFIDENCE = 4.0
@@ -13,18 +13,19 @@ _CONFIDENCE = 4.0
 
 @dataclass
 class Arm:
-    """Accepted drafts of the steps on one side; older steps count less, about `_WINDOW` of them in all."""
+    """Accepted drafts of the steps on one side; older steps count less."""
 
     steps: float = 0.0
     total: float = 0.0
     squares: float = 0.0
 
+    def fade(self, keep: float) -> None:
+        """Let all steps so far count this much less."""
+        self.steps, self.total, self.squares = self.steps * keep, self.total * keep, self.squares * keep
+
     def record(self, accepted: int) -> None:
         """Add one step."""
-        keep = 1 - 1 / _WINDOW
-        self.steps = self.steps * keep + 1
-        self.total = self.total * keep + accepted
-        self.squares = self.squares * keep + accepted**2
+        self.steps, self.total, self.squares = self.steps + 1, self.total + accepted, self.squares + accepted**2
 
     @property
     def mean(self) -> float:
@@ -67,6 +68,10 @@ class Benefit:
 
     def record(self, was_corrected: bool, accepted: int) -> bool:
         """Add a step's accepted drafts; says whether that switched the memory on or off."""
+        # Both fade at every step: they speak of the same traffic, also after it has changed.
+        keep = 1 - 1 / (_WINDOW * max(self.check_every, 1))
+        for arm in (self.with_memory, self.without):
+            arm.fade(keep)
         (self.with_memory if was_corrected else self.without).record(accepted)
         if min(self.with_memory.steps, self.without.steps) < _MIN_STEPS:
             return False

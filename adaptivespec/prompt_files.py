@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import random
 import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,10 +21,16 @@ class PromptFileError(AdaptiveSpecError, ValueError):
 
 @dataclass(frozen=True)
 class PromptFile:
-    """A named set of prompts, ``NAME=FILE.jsonl`` on a command line."""
+    """A named set of prompts, ``NAME=FILE.jsonl`` on a command line.
+
+    Args:
+        name, path: of the set and its file.
+        seed: rows are taken in an order drawn with it, for files that are sorted by kind; None: as they stand.
+    """
 
     name: str
     path: Path
+    seed: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> "PromptFile":
@@ -44,6 +51,8 @@ class PromptFile:
             PromptFileError: no such file, not JSON lines, too few rows, or none of the fields that hold a prompt.
         """
         rows = self._read()
+        if self.seed is not None:
+            random.Random(self.seed).shuffle(rows)
         chosen = rows[skip : skip + count]
         if len(chosen) < count:
             raise PromptFileError(

@@ -13,7 +13,7 @@ NO_BANK = -1
 _NOBODY = -2  # owns no slot
 _NOTHING = -2.0  # below every cosine
 _NEVER = 2**62
-_LONG_AGO = 2**30  # lessons; slots unused for longer count as equally old
+_LONG_AGO = 2**30  # calls; slots unused for longer count as equally old
 
 
 class DriftMemory:
@@ -34,7 +34,8 @@ class DriftMemory:
         token_ids: ``[N, m]`` int64; bias: ``[N, m]`` float32, nats. A pair that says nothing has bias 0.
         owner: ``[N]`` int64, the bank of each slot, or `NO_BANK`.
         last_used: ``[N]`` int64, clock of the last correction or lesson.
-        clock: ``[]`` int64, lessons so far.
+        clock: ``[]`` int64, calls of `apply` and `learn` so far. With both counted, which of a bank's prototypes is the oldest
+            depends on its own rows alone.
         counters: ``[num_banks, 4]`` int64, see `COUNTERS`; they only grow, whoever has the bank.
         gain_applied: ``[num_banks]`` float64, what the corrections of each bank were multiplied with, summed over its hits.
     """
@@ -99,6 +100,7 @@ class DriftMemory:
         self._count(banks, lookups=is_asked)
         self._count(answering, hits=is_near[:, 0])
         self.gain_applied.scatter_add_(0, answering.clamp(min=0), weights.sum(dim=1, dtype=torch.float64))
+        self.clock += 1
 
     @torch.no_grad()
     def learn(self, hidden: Tensor, draft_logits: Tensor, target_logits: Tensor, banks: Tensor) -> None:
@@ -115,7 +117,7 @@ class DriftMemory:
         """
         params = self.params
         key = _unit(hidden)
-        tokens, residual = self._residual(draft_logits.float(), target_logits.float())
+        tokens, residual = residuals(draft_logits, target_logits, params.num_tokens, params.clip)
         is_sound = residual.isfinite().all(dim=1) & key.isfinite().all(dim=1)
         banks = banks.masked_fill(~is_sound, NO_BANK)
         key = key.nan_to_num(0.0, 0.0, 0.0)
@@ -191,17 +193,10 @@ class DriftMemory:
         asked = banks.masked_fill(banks == NO_BANK, _NOBODY)
         return product.masked_fill(self.owner != asked.unsqueeze(1), _NOTHING)
 
-    def _residual(self, draft: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """``[R, m]`` int64 ids of the likeliest tokens of either model, and target minus draft there, in nats."""
-        draft, target = draft.log_softmax(dim=1), target.log_softmax(dim=1)
-        tokens = torch.maximum(draft, target).topk(self.params.num_tokens, dim=1).indices
-        draft = draft.gather(1, tokens).log_softmax(dim=1)
-        target = target.gather(1, tokens).log_softmax(dim=1)
-        clip = self.params.clip
-        return tokens, (target - draft).clamp(-clip, clip)
-
     def _claim(self, banks: Tensor, is_new: Tensor) -> tuple[Tensor, Tensor]:
         """A slot for each new row: free ones, then the oldest of banks beyond their share, then its own bank's oldest.
+
+        Rows of banks below their share come first: free slots and surplus are always enough for them.
 
         Returns:
             ``[R]`` int64 slots, all different where claimed; ``[R]`` bool, which rows got one.
@@ -224,12 +219,14 @@ class DriftMemory:
         place = ages.masked_fill(~is_pool, _NEVER).flatten().topk(count, largest=False, sorted=True).indices
         pool = oldest.flatten()[place]
 
-        rank = is_new.cumsum(0) - 1
+        bank = banks.clamp(min=0)
+        before = (banks.unsqueeze(1) == banks).tril(diagonal=-1)
+        is_due = is_new & (sizes[bank] + (before & is_new).sum(dim=1) < size // num_banks)
+        is_late = is_new & ~is_due
+        rank = torch.where(is_due, is_due.cumsum(0), is_due.sum() + is_late.cumsum(0)) - 1
         from_pool = is_new & (rank < is_pool.sum().clamp(max=count))
         rest = is_new & ~from_pool
-        before = (banks.unsqueeze(1) == banks) & rest & (rank.unsqueeze(1) > rank)
-        bank = banks.clamp(min=0)
-        own_rank = before.sum(dim=1) + surplus[bank]  # where there is a rest, the pool is used up
+        own_rank = (before & rest).sum(dim=1) + surplus[bank]  # where there is a rest, the pool is used up
         from_own = rest & (own_rank < sizes[bank])
         own_slot = oldest[bank, own_rank.clamp(max=count - 1)]
         slot = torch.where(from_pool, pool[rank.clamp(0, count - 1)], own_slot)
@@ -250,6 +247,22 @@ class DriftMemory:
         banks = banks.clamp(min=0)
         for name, mask in masks.items():
             self.counters[:, self.COUNTERS.index(name)].scatter_add_(0, banks, mask.to(torch.int64))
+
+
+def residuals(draft_logits: Tensor, target_logits: Tensor, num_tokens: int, clip: float) -> tuple[Tensor, Tensor]:
+    """What a lesson holds: target minus draft, on the likeliest tokens of either, both renormalised there.
+
+    Args:
+        draft_logits, target_logits: ``[R, V]``.
+
+    Returns:
+        ``[R, num_tokens]`` int64 ids, and nats, at most `clip` either way.
+    """
+    draft, target = draft_logits.float().log_softmax(dim=1), target_logits.float().log_softmax(dim=1)
+    tokens = torch.maximum(draft, target).topk(num_tokens, dim=1).indices
+    draft = draft.gather(1, tokens).log_softmax(dim=1)
+    target = target.gather(1, tokens).log_softmax(dim=1)
+    return tokens, (target - draft).clamp(-clip, clip)
 
 
 def _unit(vectors: Tensor) -> Tensor:

@@ -64,6 +64,7 @@ def load_bank(path: Path, memory: DriftMemory, tenants: Tenants, model: str) -> 
             found = "none" if read is None else f"{read.dtype} {list(read.shape)}"
             raise BankFileError(path, f"tensor {name}: {found}", f"{own.dtype} {list(own.shape)}")
     _check_values(path, tensors, memory)
+    _check_slots(path, tensors, {NO_BANK, *banks.values(), *range(tenants.num_banks, memory.params.num_banks)})
     for name in _TENSORS:
         getattr(memory, name).copy_(tensors[name])
     tenants.restore(banks)
@@ -90,6 +91,16 @@ def _parse_tenants(path: Path, text: str, num_banks: int) -> dict[str, int]:
     if len(banks) > num_banks:
         raise BankFileError(path, f"{len(banks)} tenants", f"at most {num_banks}")
     return banks
+
+
+def _check_slots(path: Path, tensors: dict[str, torch.Tensor], banks: set[int]) -> None:
+    owner, token_ids = tensors["owner"], tensors["token_ids"]
+    found = set(owner.tolist()) - banks
+    if found:
+        raise BankFileError(path, f"slots of banks {sorted(found)}", "banks that are shared or a tenant's")
+    used = token_ids[owner != NO_BANK].sort(dim=1).values
+    if bool((used[:, 1:] == used[:, :-1]).any()):
+        raise BankFileError(path, "a slot with a token twice", "different tokens in each slot")
 
 
 def _check_values(path: Path, tensors: dict[str, torch.Tensor], memory: DriftMemory) -> None:

@@ -37,7 +37,11 @@ class Tenants:
             if oldest not in names:
                 self._banks[name] = self._banks.pop(oldest)
                 emptied.append(self._banks[name])
-        return [self._banks.get(name, NO_BANK) for name in names], emptied
+        return self.find(names), emptied
+
+    def find(self, names: Sequence[str]) -> list[int]:
+        """The bank of each name, `NO_BANK` for names without; gives and takes none."""
+        return [self._banks.get(name, NO_BANK) for name in names]
 
     @property
     def banks(self) -> dict[str, int]:

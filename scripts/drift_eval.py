@@ -3,13 +3,15 @@
 
 For each set of prompts: the target's greedy answers (made once, kept in the out folder), then decoding with chains of
 `--num-steps` drafts over the answers in their order, replayed exactly (see `adaptivespec.offline.chain`), by the draft
-alone and with a memory that starts empty. The first `--skip` prompts of each set are for choosing settings, and for
-tuning; those after them are reported.
+alone and with a memory that starts empty. Prompts are taken in an order drawn with `--seed`, since files are sorted by kind:
+the first `--skip` of each set are for choosing settings, and for tuning; those after them are reported.
 
 `--vary NAME=V,V` adds runs that differ from the setting in that one value. `--tune STEPS` adds two references that train:
 a draft tuned beforehand on the answers to the skipped prompts, and one that takes an optimizer step on every answer once it
-is given. `--general NAME` says which set is what the draft was trained on, and adds a slow blend from it into each other set,
-and a sequence that switches sets every three prompts. The last line of the output is one JSON object.
+is given (on all its tokens). Recovery is what the memory gains over the draft alone as a share of what tuning beforehand gains,
+told where that is 0.03 or more, of everything and of the prompts that begin after 600 verify steps. `--general NAME` says which
+set is what the draft was trained on, and adds a slow blend from it into each other set, and a sequence that switches sets every
+three prompts. The last line of the output is one JSON object.
 
     python scripts/drift_eval.py --prompts law=law.jsonl --prompts code=code.jsonl --skip 32 --num-prompts 32 --tune 60
     python scripts/drift_eval.py --prompts law=law.jsonl --num-prompts 32 --vary threshold=0.8,0.9,0.95
@@ -19,9 +21,11 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -32,7 +36,7 @@ from adaptivespec.draft_training.model import Eagle3Draft
 from adaptivespec.draft_training.ttt import Batch
 from adaptivespec.offline.chain import Trace, decode, rejected_residuals
 from adaptivespec.offline.pair import Pair
-from adaptivespec.offline.statistics import Interval, Steps, accept_length, gain, recovery
+from adaptivespec.offline.statistics import Case, Interval, Steps, accept_length, gain, recovery
 from adaptivespec.offline.tuning import Tuner, tuned_draft
 from adaptivespec.prompt_files import PromptFile, add_arguments, fill_in_pair
 from drift.memory import DriftMemory
@@ -41,6 +45,8 @@ from drift.params import DriftParams
 ALONE, BASE, TUNED, ONLINE = "draft alone", "memory", "tuned beforehand", "tuned while serving"
 WINDOW = 50  # steps that a point of the curves is the mean of
 SWITCH_EVERY = 3  # prompts
+SETTLED = 600  # verify steps of the draft alone
+MIN_WHOLE = 0.03  # what tuning must gain for a share of it to be told
 
 
 def main() -> int:
@@ -55,14 +61,29 @@ def main() -> int:
                 pair.draft, pair.embed, before, args.tune, args.learning_rate, args.num_steps
             )
     report: dict[str, Any] = {"setting": vars(args.params), "num_steps": args.num_steps, "sets": {}}
-    curves = {}
+    found: dict[str, dict[str, list[list[int]]]] = {}
+    blends = {_blend(args.general, name): name for name in sets}
     for name, answers in (sets | _sequences(sets, args.general)).items():
-        runs, memories, spectrum = _replay(pair, answers, args, tuned.get(name.rpartition(" ")[2]), name)
-        report["sets"][name] = _summary(runs, memories) | {"energy_of_top_directions": spectrum}
-        curves[name] = {label: runs[label] for label in (ALONE, BASE, TUNED, ONLINE) if label in runs}
+        found[name], memories, spectrum = _replay(pair, answers, args, tuned.get(blends.get(name, name)), name)
+        report["sets"][name] = _summary(found[name], memories) | {"energy_of_top_directions": spectrum}
+    shifted = [name for name in sets if name != args.general]
     report["mean_gain"] = {
-        label: round(sum(report["sets"][name]["runs"][label]["gain"][0] for name in sets) / len(sets), 4)
-        for label in memories
+        label: round(fmean(report["sets"][name]["runs"][label]["gain"][0] for name in shifted), 4) for label in memories
+    }
+    if args.tune:
+        report["mean_recovery"] = {
+            label: _recoveries([found[name] for name in shifted], label)
+            for label in found[shifted[0]]
+            if label != ALONE
+        }
+    if args.general is not None:
+        of_general = report["sets"][args.general]["accept_length_alone"]
+        report["shift_penalty"] = {
+            name: round(of_general - report["sets"][name]["accept_length_alone"], 4) for name in shifted
+        }
+    curves = {
+        name: {label: runs[label] for label in (ALONE, BASE, TUNED, ONLINE) if label in runs}
+        for name, runs in found.items()
     }
     (args.out / "drift_eval.json").write_text(json.dumps(report, indent=1))
     _plot(curves, args.out / "drift_eval.png")
@@ -78,6 +99,10 @@ def _batches(pair: Pair, source: PromptFile, args: Any, skip: int, count: int) -
     ]
 
 
+def _blend(general: str | None, name: str) -> str:
+    return f"{general} into {name}"
+
+
 def _sequences(sets: dict[str, list[Batch]], general: str | None) -> dict[str, list[Batch]]:
     """Traffic that changes: blends of the general set into each other, and all sets by turns."""
     if general is None:
@@ -86,7 +111,7 @@ def _sequences(sets: dict[str, list[Batch]], general: str | None) -> dict[str, l
     for name, answers in sets.items():
         if name != general:
             count = min(len(answers), len(sets[general]))
-            found[f"{general} into {name}"] = [
+            found[_blend(general, name)] = [
                 answers[i] if rng.random() < i / (count - 1) else sets[general][i] for i in range(count)
             ]
     rounds = min(map(len, sets.values())) // SWITCH_EVERY
@@ -124,7 +149,7 @@ def _replay(
     residuals = []
     for answer in tqdm(answers, desc=f"{name}: decoding"):
         trace = pair.trace(answer, args.num_steps)
-        residuals.append(rejected_residuals(trace))
+        residuals.append(rejected_residuals(trace, args.params))
         for label, method in methods.items():
             runs[label].append(method(answer, trace))
     return runs, memories, _energy(torch.cat(residuals))
@@ -138,17 +163,17 @@ def _energy(residuals: torch.Tensor, directions: tuple[int, ...] = (16, 64)) -> 
 
 def _summary(runs: dict[str, list[list[int]]], memories: dict[str, DriftMemory]) -> dict[str, Any]:
     alone = runs[ALONE]
-    half = len(alone) // 2
 
     def of(label: str, steps: Steps) -> dict[str, Any]:
         found: dict[str, Any] = {
             "accept_length": round(accept_length(steps), 4),
             "gain": _rounded(gain(steps, alone)),
-            "gain_last_half": _rounded(gain(steps[half:], alone[half:])),
         }
+        start = _settled(alone)
+        if start < len(alone):
+            found["gain_settled"] = _rounded(gain(steps[start:], alone[start:]))
         if TUNED in runs and label != TUNED:
-            found["recovery"] = _rounded(recovery(steps, alone, runs[TUNED]))
-            found["recovery_last_half"] = _rounded(recovery(steps[half:], alone[half:], runs[TUNED][half:]))
+            found |= _recoveries([runs], label)
         if label in memories:
             counts = dict(zip(DriftMemory.COUNTERS, memories[label].counters.sum(0).tolist(), strict=True))
             found["hit_rate"] = round(counts["hits"] / max(1, counts["lookups"]), 3)
@@ -161,6 +186,24 @@ def _summary(runs: dict[str, list[list[int]]], memories: dict[str, DriftMemory])
         "accept_length_alone": round(accept_length(alone), 4),
         "runs": {label: of(label, steps) for label, steps in runs.items() if label != ALONE},
     }
+
+
+def _settled(alone: Steps) -> int:
+    """The first prompt that begins after `SETTLED` verify steps."""
+    before = list(accumulate(map(len, alone), initial=0))
+    return next((place for place, steps in enumerate(before) if steps >= SETTLED), len(alone))
+
+
+def _recoveries(scenarios: Sequence[dict[str, list[list[int]]]], label: str) -> dict[str, Any]:
+    """Over the scenarios in which tuning beforehand gains enough; with how many these are."""
+    cases = [Case(runs[label], runs[ALONE], runs[TUNED]) for runs in scenarios if TUNED in runs]
+    settled = [Case(*(steps[_settled(case.without) :] for steps in case)) for case in cases]
+    found = {}
+    for key, some in (("recovery", cases), ("recovery_settled", settled)):
+        told = [case for case in some if case.without and gain(case.reference, case.without).value >= MIN_WHOLE]
+        if told:
+            found |= {key: _rounded(recovery(told)), f"{key}_scenarios": len(told)}
+    return found
 
 
 def _rounded(interval: Interval) -> list[float]:
@@ -199,6 +242,9 @@ def _print_table(report: dict[str, Any]) -> None:
             if "recovery" in run:
                 line += "  recovery {:.2f} ({:.2f} to {:.2f})".format(*run["recovery"])
             print(line)
+    for label, found in report.get("mean_recovery", {}).items():
+        if found:
+            print(f"\nrecovery over the sets, {label}: {found}")
     print(
         "\naccept length, bonus token included; what a method adds, and its share of what tuning beforehand adds, with "
         "95% bootstrap intervals over prompts\n"
@@ -224,8 +270,10 @@ def _parse_args() -> Any:
     )
     parser.add_argument("--learning-rate", type=float, default=3e-4, help="of all tuning (%(default)s)")
     parser.add_argument("--general", metavar="NAME", help="the set that is like what the draft was trained on")
+    parser.add_argument("--seed", type=int, default=0, help="of the order of the prompts (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("out/drift"), help="folder (%(default)s)")
     args = parser.parse_args()
+    args.prompts = [replace(source, seed=args.seed) for source in args.prompts]
     args.params = replace(DriftParams(num_banks=1), **{name: values[0] for name, values in args.set})
     args.variants = {
         f"{name} {value:g}": replace(args.params, **{name: value})
@@ -241,6 +289,8 @@ def _parse_args() -> Any:
         parser.error(
             f"--general: found {args.num_prompts} prompts; expected {SWITCH_EVERY} or more; fix: raise --num-prompts"
         )
+    if args.general is not None and len(args.prompts) == 1:
+        parser.error("--general: found no other set; expected one that traffic shifts to; fix: give more --prompts")
     args.out.mkdir(parents=True, exist_ok=True)
     fill_in_pair(args)
     return args

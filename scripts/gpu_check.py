@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Check the runtime states on a machine with a CUDA GPU, in under five minutes.
 
-Part 1 needs torch alone: the registry captures and replays a toy draft and verify pair for every shape of a preset.
+Part 1 needs torch alone: the registry captures and replays a toy draft and verify pair for every shape of a preset, and the
+DRIFT memory is captured and timed at the size of an 8B model.
 Part 2 starts real SGLang servers, plain and ADAPTIVE, compares their greedy answers and reads the states that ADAPTIVE
 built; it runs where --target and --draft are given (`python scripts/demo_models.py` prepares a small pair).
 
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import IO, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs from a checkout without installation, too
@@ -32,11 +34,15 @@ from adaptivespec.shapes import PRESETS
 from cuda_graphs import GraphBackend, RegistryError
 from cuda_graphs.cuda import CudaBackend
 from cuda_graphs.selfcheck import Check, ToyCheck
+from drift.memory import DriftMemory
+from drift.params import DriftParams
 
 EXIT_FAILED, EXIT_NO_GPU = 1, 3
 LAUNCH = (sys.executable, "-m", "sglang.launch_server")
 START_TIMEOUT_S, ANSWER_TIMEOUT_S = 110, 30
 MAX_NEW_TOKENS = 48
+MEMORY_HIDDEN, MEMORY_VOCAB = 4096, 32000  # of EAGLE-3 drafts for 8B models
+MAX_MEMORY_US = 300.0  # 3% of a step of 10 ms
 NEAR_TIE = 1e-3  # nats: on a GPU, kernels for other row counts round float32 differently, by more than on a CPU
 MAX_NEAR_TIES = 0.1  # share of the prompts
 PROMPTS = (
@@ -67,6 +73,71 @@ def open_cuda() -> Device:
     backend = CudaBackend()
     name = torch.cuda.get_device_name(backend.device)
     return Device(backend, backend.device, {"device": name, "torch": torch.__version__, "cuda": torch.version.cuda})
+
+
+# Part 1, the memory
+
+
+def check_memory(device: Device) -> Iterator[Check]:
+    """DRIFT's memory with its default slots: a captured correction equals an eager one, nothing waits for the device, and
+    what a step of (3,4,4) - four rows corrected at the root and twice below it, the path taught - takes."""
+    generator = torch.Generator().manual_seed(0)
+    memory = DriftMemory(DriftParams(num_banks=1), MEMORY_HIDDEN, MEMORY_VOCAB, device.torch_device)
+    banks = torch.zeros(4, dtype=torch.int64, device=device.torch_device)
+
+    def rows(size: int) -> torch.Tensor:
+        return torch.randn(4, size, generator=generator).to(device.torch_device)
+
+    try:
+        for _ in range(4):  # the last lesson is what is corrected below
+            hidden, draft, target = rows(MEMORY_HIDDEN), rows(MEMORY_VOCAB), rows(MEMORY_VOCAB)
+            memory.learn(hidden, draft, target, banks)
+        corrected, logits = draft.clone(), draft.clone()
+        memory.apply(hidden, corrected, banks)
+
+        def correct() -> None:
+            logits.copy_(draft)
+            memory.apply(hidden, logits, banks)
+
+        graph = device.backend.capture(correct)
+        logits.zero_()
+        graph.replay()
+        is_same = torch.allclose(logits, corrected, atol=1e-5) and not torch.equal(logits, draft)
+        with device.backend.forbid_host_sync():
+            graph.replay()
+            memory.learn(hidden, draft, target, banks)
+        apply_us = microseconds(device, graph.replay)
+        learn_us = microseconds(device, lambda: memory.learn(hidden, draft, target, banks))
+    except RuntimeError as error:  # torch's errors are RuntimeErrors
+        yield Check("DRIFT memory", False, f"{type(error).__name__}: {error}")
+        return
+    step_us = round(3 * apply_us + learn_us, 1)
+    is_timed = device.torch_device.type == "cuda"
+    detail = (
+        f"captured correction {'equals' if is_same else 'differs from'} the eager one; {apply_us} us a correction, {learn_us} us a "
+        f"lesson, {step_us} us a step of (3,4,4)" + (f", expected at most {MAX_MEMORY_US}" if is_timed else "")
+    )
+    figures = {"apply_us": apply_us, "learn_us": learn_us, "step_us": step_us, "bytes": memory.num_bytes}
+    yield Check("DRIFT memory", is_same and (step_us <= MAX_MEMORY_US or not is_timed), detail, figures)
+
+
+def microseconds(device: Device, run: Callable[[], None], rounds: int = 5, runs: int = 10) -> float:
+    """Of one run, on the device and the host together, median of some rounds."""
+    times = []
+    for _ in range(rounds):
+        synchronize(device)
+        start = time.perf_counter()
+        for _ in range(runs):
+            run()
+        synchronize(device)
+        times.append((time.perf_counter() - start) / runs * 1e6)
+    return round(median(times), 1)
+
+
+def synchronize(device: Device) -> None:
+    """Wait for a GPU; a CPU is never behind."""
+    if device.torch_device.type == "cuda":
+        torch.cuda.synchronize(device.torch_device)
 
 
 # Part 2: real servers
@@ -279,6 +350,8 @@ def main(argv: Sequence[str] | None = None, open_device: Callable[[], Device] = 
             checks.append(check)
 
     note(ToyCheck(PRESETS[args.preset].reachable(), device.backend, device.torch_device).run())
+    if all(check.is_ok for check in checks):
+        note(check_memory(device))
     if args.target is None:
         print("SKIP  sglang states: give --target and --draft to check them")
     else:

@@ -4,8 +4,8 @@
 One ADAPTIVE server runs; kappa is changed between requests, the order rotating from prompt to prompt, and every prompt is
 in the prefix cache, so that a request is decoding. Of each answer: agreement with the strict one until they part, the
 target's log-likelihood per token against the strict answer's, length ratio, share of repeated 4-grams, whether it hit the
-length cap, the promoted tokens, and, where the rows have an `answer` that ends in a number as GSM8K's do, whether the last
-number of the answer is that number. The last line of the output is one JSON object.
+length cap, the promoted tokens, and, where the rows have an `answer` that is a number or ends in one after `####` as GSM8K's, whether the
+last number of the answer is that number. The last line of the output is one JSON object.
 
     python scripts/quality.py --prompts gsm8k=gsm8k_test.jsonl --prompts humaneval=humaneval.jsonl --num-prompts 8
 """
@@ -27,11 +27,13 @@ from transformers import AutoTokenizer
 from adaptivespec.bench.run import set_state
 from adaptivespec.command_line import run_main
 from adaptivespec.errors import AdaptiveSpecError
-from adaptivespec.launch import Server
-from adaptivespec.prompt_files import add_arguments, chat_text, fill_in_pair
+from adaptivespec.launch import Server, named_failure
+from adaptivespec.prompt_files import add_arguments, chat_token_ids, fill_in_pair
+from adaptivespec.provenance import provenance
 from adaptivespec.sglang_plugin.admin import KAPPA_KEY, STRICT
 
 KAPPAS = (0.9, 0.7, 0.5, 0.3, 0.2, 0.1)
+_NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
 PANELS = {
     "agreement": "tokens before the answers part, share",
     "log_likelihood_gap": "target's log-likelihood against strict, nats a token",
@@ -91,6 +93,7 @@ def main() -> int:
             name: getattr(args, name)
             for name in ("verifier", "max_promotions", "top_k_guard", "dtype", "rounds", "skip")
         },
+        **provenance(),
         "num_prompts": args.num_prompts,
         "max_new_tokens": args.max_new_tokens,
     }
@@ -110,7 +113,7 @@ def _measure(server: Server, tokenizer: Any, rows: dict[str, list[dict]], args: 
         for round_number in range(args.rounds):
             for name, some in rows.items():
                 for number, row in enumerate(some):
-                    ids = tokenizer(chat_text(tokenizer, row["text"])).input_ids
+                    (ids,) = chat_token_ids(tokenizer, [row["text"]])
                     _generate(server, ids, 8)  # puts the prompt into the prefix cache
                     start = (number + round_number) % len(kappas)
                     of_prompt = []
@@ -140,24 +143,29 @@ def _measure(server: Server, tokenizer: Any, rows: dict[str, list[dict]], args: 
 
 def _generate(server: Server, ids: list[int], max_new_tokens: int) -> dict[str, Any]:
     params = {"temperature": 0, "max_new_tokens": max_new_tokens}
-    answer: dict[str, Any] = server.post("/generate", {"input_ids": ids, "sampling_params": params})
+    return _post(server, {"input_ids": ids, "sampling_params": params})
+
+
+def _post(server: Server, body: dict[str, Any]) -> dict[str, Any]:
+    with named_failure(server):
+        answer: dict[str, Any] = server.post("/generate", body)
     return answer
 
 
 def _log_likelihood(server: Server, prompt: list[int], answer: list[int]) -> float:
     body = {"input_ids": prompt + answer, "sampling_params": {"temperature": 0, "max_new_tokens": 1}}
     body |= {"return_logprob": True, "logprob_start_len": len(prompt) - 1}
-    scored = server.post("/generate", body)["meta_info"]["input_token_logprobs"][-len(answer) :]
+    scored = _post(server, body)["meta_info"]["input_token_logprobs"][-len(answer) :]
     return statistics.fmean(each[0] for each in scored)
 
 
 def is_right(text: str, gold: Any) -> bool | None:
-    """Whether the last number of an answer is the gold answer's last number; None where that has none."""
-    numbers = re.findall(r"-?\d[\d,]*(?:\.\d+)?", gold) if isinstance(gold, str) else []
-    if not numbers:
+    """Whether the last number of an answer is the gold answer; None where that, after GSM8K's ``####``, is no number."""
+    wanted = gold.rpartition("####")[2].strip() if isinstance(gold, str) else ""
+    if not re.fullmatch(_NUMBER, wanted):
         return None
-    found = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)
-    return bool(found) and float(found[-1].replace(",", "")) == float(numbers[-1].replace(",", ""))
+    found = re.findall(_NUMBER, text)
+    return bool(found) and float(found[-1].replace(",", "")) == float(wanted.replace(",", ""))
 
 
 def repetition(ids: list[int]) -> float:

@@ -49,6 +49,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def main() -> int:
     args = _parse_args()
+    before = set(args.out.glob("*.jsonl"))
     with tempfile.TemporaryDirectory() as folder:
         cwd = Path(folder) / "cwd"
         for name, _, file in args.task:
@@ -57,11 +58,11 @@ def main() -> int:
             shutil.copy(file, target)
         command = [sys.executable, "-c", RUN, str(args.specforge / "benchmarks" / "bench_eagle3.py")]
         command += ["--model-path", args.model, "--host", "127.0.0.1", "--port", str(args.port), "--skip-launch-server"]
-        command += ["--config-list", f"{args.batch_size},0,0,0", "--output-dir", str(Path(folder) / "out")]
+        command += ["--config-list", f"{args.batch_size},0,0,0", "--output-dir", str(args.out)]
         command += ["--benchmark-list", *(f"{name}:{count}" for name, count, _ in args.task)]
         offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": f"{folder}/hf"}
         done = subprocess.run(command, cwd=cwd, env=os.environ | offline)
-        files = sorted((Path(folder) / "out").glob("*.jsonl"))
+        files = [path for path in sorted(args.out.glob("*.jsonl")) if path not in before]
         if done.returncode or not files:
             print(
                 f"bench_eagle3.py: found exit code {done.returncode} and {len(files)} result files; expected 0 and one; "
@@ -88,13 +89,18 @@ def _parse_args() -> Any:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--specforge", type=Path, required=True, help="checkout of SpecForge")
     parser.add_argument(
-        "--model", required=True, help="folder of the target, whose name chooses the harness's template"
+        "--model",
+        required=True,
+        help="the target, for its tokenizer; the template is chosen by the name that the server was started with",
     )
     parser.add_argument("--port", type=int, default=30000)
     parser.add_argument("--batch-size", type=int, default=1, help="requests at the same time (%(default)s)")
     parser.add_argument("--task", type=_task, action="append", required=True, metavar="NAME:COUNT=FILE.jsonl")
+    parser.add_argument(
+        "--out", type=Path, default=Path("out/bench_eagle3"), help="folder for the harness's own results (%(default)s)"
+    )
     args = parser.parse_args()
-    args.specforge = args.specforge.resolve()
+    args.specforge, args.out = args.specforge.resolve(), args.out.resolve()
     if not (args.specforge / "benchmarks" / "bench_eagle3.py").is_file():
         parser.error(
             f"--specforge: found no benchmarks/bench_eagle3.py in {args.specforge}; fix: give SpecForge's checkout"

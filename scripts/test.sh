@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the environment, installs, and runs every test but those marked slow. Arguments go to pytest:
 #   bash scripts/test.sh                 all that CI runs
-#   bash scripts/test.sh tests/unit      without servers, under a minute
+#   bash scripts/test.sh tests/unit      without servers, one to three minutes
 #   bash scripts/test.sh -m slow         the long ones
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -183,9 +183,14 @@ def run(plan: Plan, store: Store, sources: dict[str, str], grading: Grading | No
         progress.say(found)
     finally:
         progress.close()
+    grades = None
     try:
         answers = [row for rows in store.cells.values() for row in rows]
-        grades = grade(tqdm(answers, desc="grading"), grading.graders, grading.decode) if grading else None
+        if grading:
+            grades = grade(tqdm(answers, desc="grading"), grading.graders, grading.decode)
+    except KeyboardInterrupt:
+        problem, exit_code = problem or "it was interrupted while answers were graded.", EXIT_INTERRUPTED
+    try:
         report, line = write_report(plan, store, sources, problem, grades)
     except OSError as error:
         print(

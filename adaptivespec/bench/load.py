@@ -18,12 +18,14 @@ from adaptivespec.bench.plan import write_config
 from adaptivespec.bench.run import places_of, set_state
 from adaptivespec.command_line import EXIT_FAILED, EXIT_INTERRUPTED, end_on_sigterm, positive
 from adaptivespec.errors import AdaptiveSpecError
-from adaptivespec.launch import Server, ServerFailedError
+from adaptivespec.launch import Server, ServerFailedError, named_failure
 from adaptivespec.plots import SET_COLOURS, STYLE, png
 from adaptivespec.prompt_files import PromptFile, add_arguments, fill_in_pair
-from adaptivespec.reports import write_whole
+from adaptivespec.provenance import provenance
+from adaptivespec.reports import whole_lines, write_whole
 
 START_SECONDS = 900
+LOAD_SECONDS = 3600
 DESCRIPTION = """Decoders under load: SGLang's bench_serving against a real server of each, one server at a time.
 
 Closed loop at each of --concurrencies, and open loop (Poisson arrivals) at each of --rates. Every load of a decoder gets the
@@ -103,14 +105,20 @@ def bench_serving(
     command += ["--disable-ignore-eos", "--seed", "0", "--output-file", str(out)]
     command += [] if concurrency is None else ["--max-concurrency", str(concurrency)]
     command += [] if rate is None else ["--request-rate", str(rate)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    lines = out.read_text("utf-8").splitlines() if out.exists() else []
+    ended = ""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LOAD_SECONDS)
+        if done.returncode:
+            last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["nothing"]
+            ended = f"exit code {done.returncode}, {last[0]}, "
+    except subprocess.TimeoutExpired:
+        ended = f"no end within {LOAD_SECONDS} s, "
+    lines = whole_lines(out)
     result: dict[str, Any] = json.loads(lines[-1]) if lines else {}
-    if done.returncode or result.get("completed") != count:
-        last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["nothing"]
+    if ended or result.get("completed") != count:
         raise LoadError(
             where=shlex.join(command),
-            found=f"exit code {done.returncode}, {result.get('completed', 0)} of {count} requests, {last[0]}",
+            found=f"{ended}{result.get('completed', 0)} of {count} requests answered",
             expected="every request answered",
             fix="run that command by hand, and look at the server's log",
         )
@@ -142,14 +150,20 @@ def measure(
             args = [*common, *plan.args, *write_config(plan, options.out / "configs"), *options.server_args]
             log = options.out / "logs" / f"{plan.slug}.log"
             with make_server(options.target, args, log=log, timeout=START_SECONDS) as server:
-                places = places_of(server.get("/server_info"))
+                with named_failure(server):
+                    places = places_of(server.get("/server_info"))
                 for item in plan.configurations:
                     for key, value in plan.settings(item, places).items():
                         set_state(server, key, value)
                     for concurrency, rate in loads:
                         bar.set_description(f"{item.name}, {_name(concurrency, rate)}")
                         figures = (options.num_prompts, options.max_new_tokens, concurrency, rate)
-                        result = client(server.url, str(options.target), dataset, *figures)
+                        try:
+                            result = client(server.url, str(options.target), dataset, *figures)
+                        except LoadError:
+                            with named_failure(server):
+                                server.get("/health_generate")
+                            raise
                         keep(Load.of(item.name, concurrency, rate, result))
                         bar.update()
 
@@ -217,10 +231,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         tail = f"{error.log_tail}\n\n" if isinstance(error, ServerFailedError) else ""
         print(f"{tail}{error}", file=sys.stderr)
     if found:
-        write_whole(options.out / "load.csv", _csv(found).encode())
-        caption = f"{options.prompts[0].name}, n = {options.num_prompts} requests a point, at most {options.max_new_tokens} tokens"
-        write_whole(options.out / "load.png", figure(found, caption))
-    print(json.dumps({"complete": problem is None, "problem": problem, "loads": [asdict(load) for load in found]}))
+        caption = (
+            f"sglang.bench_serving on {options.prompts[0].path.name}, n = {options.num_prompts} requests a point, "
+            f"at most {options.max_new_tokens} tokens, {options.dtype}"
+        )
+        try:
+            write_whole(options.out / "load.csv", _csv(found).encode())
+            write_whole(options.out / "load.png", figure(found, caption))
+        except OSError as error:
+            problem, exit_code = problem or str(error), exit_code or EXIT_FAILED
+            print(error, file=sys.stderr)
+    print(
+        json.dumps(
+            {"complete": problem is None, "problem": problem, "loads": [asdict(load) for load in found], **provenance()}
+        )
+    )
     return exit_code
 
 
@@ -239,7 +264,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         epilog=f"configurations: {VALID_NAMES}.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_arguments(parser)
+    add_arguments(parser, rounds=False)
     parser.set_defaults(num_prompts=32)
     parser.add_argument(
         "--configurations", nargs="+", default=["eagle3-3-1-4", "adaptive"], metavar="NAME", help="beside plain"
@@ -261,6 +286,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
             f"found {max(options.concurrencies)} requests at once, and {options.num_prompts} prompts; expected as many prompts at "
             "least; fix: raise --num-prompts"
         )
-    if len(options.prompts) > 1 or options.rounds > 1:
-        parser.error("found several --prompts or --rounds; expected one of each; fix: run it once for each")
+    if len(options.prompts) > 1:
+        parser.error("found several --prompts; expected one; fix: run it once for each")
     return options

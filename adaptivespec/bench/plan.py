@@ -70,16 +70,15 @@ class Plan:
         Tasks take turns too, so that an early end leaves some of each; a round goes from one batch size to the next.
         """
         names = [item.name for server in self.blocks()[block] for item in server.configurations]
-        number = 0
         most = max(map(len, self.tasks.values()))
         for round_number in range(self.rounds):
             for size in self.batch_sizes:
                 for group in range(most):
-                    for task, prompts in self.tasks.items():
+                    for place, (task, prompts) in enumerate(self.tasks.items()):
                         if (group + 1) * size > len(prompts):
                             continue
-                        start = number % len(names)
-                        number += 1
+                        # Within each task too, whatever the numbers of tasks and decoders have in common.
+                        start = (place + group + round_number) % len(names)
                         order = names[start:] + names[:start]
                         yield [Cell(block, task, size, group, round_number, name) for name in order]
 

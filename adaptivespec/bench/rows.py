@@ -108,8 +108,9 @@ class Row:
 
 
 def decode_speed(rows: list[Row]) -> float | None:
-    """Tokens/s of a cell after each answer's first token, from the first of those to the last token of all; None: no such token."""
-    tokens = sum(len(row.output_ids) - 1 for row in rows)
+    """Tokens/s of a cell after what came with each answer's first event, from the first of those to the last token of all;
+    None: no such token. A busy server may put more than the prefill's token into the first event."""
+    tokens = sum(len(row.output_ids) - int(row.arrivals[0][1]) for row in rows)
     seconds = max(row.end for row in rows) - min(row.arrivals[0][0] for row in rows)
     return tokens / seconds if tokens and seconds > 0 else None
 

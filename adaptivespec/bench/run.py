@@ -5,11 +5,11 @@ All servers sleep while idle, so that the one that is measured has the machine.
 
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from adaptivespec.bench.configurations import UPSTREAM_ADAPTIVE, ServerPlan
 from adaptivespec.bench.plan import Plan, write_config
@@ -18,11 +18,13 @@ from adaptivespec.bench.store import Store
 from adaptivespec.errors import AdaptiveSpecError
 from adaptivespec.launch import Server, named_failure
 from adaptivespec.progress import Progress
+from adaptivespec.request_options import KEY
 from adaptivespec.sglang_plugin.admin import DRIFT_ACTIONS, DRIFT_KEY
 
 WARM_UP_TOKENS = 8
 START_SECONDS = 900
 EVENT_SECONDS = 300
+_Found = TypeVar("_Found")
 
 
 class MeasureError(AdaptiveSpecError, RuntimeError):
@@ -86,10 +88,10 @@ def _measure_block(
             up.become(name)
             for size in plan.batch_sizes:
                 first = Cell(0, next(iter(plan.tasks)), size, 0, 0, name)
-                answers(up.server, first, plan.prompts(first), WARM_UP_TOKENS, up.fixed_shape)
+                answers(up.server, first, plan.prompts(first), WARM_UP_TOKENS, up.fixed_shape, {})
             store.servers[name]["resident_mib"] = round(up.server.resident_bytes() / 2**20)
         store.save()
-        forgetful = [item.name for server in servers for item in server.configurations if item.remembers]
+        forgetful = {item.name for server in servers for item in server.configurations if item.remembers}
         passes = None
         for turn in turns:
             if passes != _pass_of(turn):
@@ -101,7 +103,10 @@ def _measure_block(
                 up = running[cell.configuration]
                 progress.doing(f"{cell.task}, batch {cell.batch_size}, round {cell.round + 1}: {cell.configuration}")
                 up.become(cell.configuration)
-                store.append(answers(up.server, cell, plan.prompts(cell), plan.max_new_tokens, up.fixed_shape))
+                # A memory learns each task by itself, or what it knew of one would depend on which others there are.
+                params = {KEY: {"tenant": cell.task}} if cell.configuration in forgetful else {}
+                prompts = plan.prompts(cell)
+                store.append(answers(up.server, cell, prompts, plan.max_new_tokens, up.fixed_shape, params))
                 progress.advance()
 
 
@@ -183,33 +188,37 @@ def set_state(server: Server, key: str, value: float) -> None:
 
 
 def answers(
-    server: Server, cell: Cell, prompts: list[list[int]], max_new_tokens: int, fixed_shape: str | None
+    server: Server,
+    cell: Cell,
+    prompts: list[list[int]],
+    max_new_tokens: int,
+    fixed_shape: str | None,
+    custom_params: dict[str, Any],
 ) -> list[Row]:
     """Send the prompts at the same time and return a row for each, in their order."""
     begin = time.perf_counter()
+    sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": max_new_tokens}
+    if custom_params:
+        sampling["custom_params"] = custom_params
 
     def ask(slot: int) -> Row:
-        return _ask(server, cell, slot, (prompts[slot], max_new_tokens), begin, fixed_shape)
+        body = {"input_ids": prompts[slot], "sampling_params": sampling, "stream": True}
+        return _ask(server, cell, slot, body, begin, fixed_shape)
 
-    if len(prompts) == 1:
-        return [ask(0)]
-    pool = ThreadPoolExecutor(len(prompts))
+    return [ask(0)] if len(prompts) == 1 else at_once(ask, range(len(prompts)), len(prompts))
+
+
+def at_once(work: Callable[[int], _Found], items: Iterable[int], num_threads: int) -> list[_Found]:
+    """What a function gives for each item, in their order, several at a time; after an error, or Ctrl-C, the others are not
+    waited for: requests end with their server."""
+    pool = ThreadPoolExecutor(num_threads)
     try:
-        return list(pool.map(ask, range(len(prompts))))
+        return list(pool.map(work, items))
     finally:
-        # After an error the other requests are not waited for: they end with their server.
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _ask(
-    server: Server, cell: Cell, slot: int, request: tuple[list[int], int], begin: float, fixed_shape: str | None
-) -> Row:
-    token_ids, max_new_tokens = request
-    body = {
-        "input_ids": token_ids,
-        "sampling_params": {"temperature": 0, "max_new_tokens": max_new_tokens},
-        "stream": True,
-    }
+def _ask(server: Server, cell: Cell, slot: int, body: dict[str, Any], begin: float, fixed_shape: str | None) -> Row:
     sent = time.perf_counter() - begin
     arrivals: list[list[float]] = []
     event: dict[str, Any] = {}
@@ -223,7 +232,7 @@ def _ask(
     meta = event.get("meta_info", {})
     finish = meta.get("finish_reason") or {}
     # Of incremental streams the last event has the last tokens alone.
-    is_whole = arrivals and len(event["output_ids"]) == meta["completion_tokens"]
+    is_whole = arrivals and len(event.get("output_ids", ())) == meta.get("completion_tokens")
     if not is_whole or finish.get("type") not in ("stop", "length"):
         raise MeasureError(
             where=f"{cell.configuration}, {cell.task}",

@@ -103,7 +103,7 @@ class Store:
 
     def has(self, turn: Sequence[Cell]) -> bool:
         """Whether every cell of a turn is complete; where one is missing all are measured again, side by side."""
-        return all(len(self.cells.get(cell, ())) == cell.batch_size for cell in turn)
+        return all(cell in self.cells for cell in turn)
 
     def turns(self) -> Iterator[dict[str, list[Row]]]:
         """The rows of each turn by configuration."""
@@ -125,6 +125,8 @@ class Store:
         for row in rows:
             # Slot 0 begins a cell anew.
             self.cells[row.cell] = [row] if row.slot == 0 else [*self.cells.get(row.cell, ()), row]
+        # Of a batch that was cut off while it was written, nothing counts.
+        self.cells = {cell: rows for cell, rows in self.cells.items() if len(rows) == cell.batch_size}
 
     def _check(self, before: dict[str, Any]) -> None:
         for key in self.settings | before:

@@ -9,6 +9,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from adaptivespec.cpu_engine.activate import is_standin_active
+from adaptivespec.sglang_plugin.contract import WEIGHT_UPDATES
 
 if TYPE_CHECKING:
     import torch
@@ -17,12 +18,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BACKEND_NAME = "cpu_tree"
-_WEIGHT_UPDATES = (
-    "update_weights_from_disk",
-    "load_weights_from_distributed",
-    "update_weights_from_tensor",
-    "update_weights_from_ipc",
-)
 
 
 def register() -> None:
@@ -79,7 +74,7 @@ def patch_model_modules() -> None:
 
         _wrap(UnquantizedLinearMethod, "apply", _linear)
         _wrap(LogitsProcessor, "_compute_lm_head", _lm_head)
-        for name in _WEIGHT_UPDATES:
+        for name in WEIGHT_UPDATES:
             _wrap(WeightUpdater, name, _then_invalidate)
         logger.info(
             "no bfloat16 instructions here: half-precision layers are multiplied by FBGEMM, 2 more bytes a weight"

@@ -5,6 +5,7 @@ Ends with a table, OUT/report.html with plots, and one JSON line as the last lin
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -114,8 +115,14 @@ def run(options: argparse.Namespace, target: str, draft: str, sources: dict[str,
             found.problem, exit_code = f"{error}.", EXIT_FAILED
             progress.say(f"{error.log_tail}\n\n{error}")
     found.seconds = time.monotonic() - start
-    report = write_report(found, origin, {**sources, **SOURCES, "shapes over time": TRACE_PROMPT}, options.out)
     Console(soft_wrap=True).print(results_table(found))
-    print(f"report: {report.resolve()}")
-    print(json.dumps({**found.headline(), "report": str(report.resolve())}))
+    report = None
+    try:
+        path = write_report(found, origin, {**sources, **SOURCES, "shapes over time": TRACE_PROMPT}, options.out)
+        report = str(path.resolve())
+        print(f"report: {report}")
+    except OSError as error:
+        exit_code = exit_code or EXIT_FAILED
+        print(f"found {error}; expected to write the report; fix: free some space, then run it again", file=sys.stderr)
+    print(json.dumps({**found.headline(), "report": report}))
     return exit_code

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from adaptivespec.draft_training.model import Eagle3Draft
 from adaptivespec.draft_training.ttt import Batch, unroll
-from drift.memory import DriftMemory
+from drift.memory import DriftMemory, residuals
+from drift.params import DriftParams
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,8 @@ def decode(trace: Trace, memory: DriftMemory | None = None) -> list[int]:
 
 
 @torch.inference_mode()
-def rejected_residuals(trace: Trace) -> Tensor:
-    """What the target's log-probabilities are above the draft's where decoding without a memory rejects a draft.
+def rejected_residuals(trace: Trace, params: DriftParams) -> Tensor:
+    """What a memory would be taught where decoding without one rejects a draft.
 
     Returns:
         ``[rejections, V]``.
@@ -110,7 +111,8 @@ def rejected_residuals(trace: Trace) -> Tensor:
     found, at = [trace.draft_logits.new_zeros(0, trace.draft_logits.shape[2])], 0
     for count in decode(trace):
         if count < num_steps and at + count < trace.num_tokens:
-            target, draft = trace.target_logits[at + count], trace.draft_logits[at, count]
-            found.append((target.log_softmax(0) - draft.log_softmax(0))[None])
+            target, draft = trace.target_logits[at + count, None], trace.draft_logits[at, count, None]
+            tokens, nats = residuals(draft, target, params.num_tokens, params.clip)
+            found.append(torch.zeros_like(target).scatter_(1, tokens, nats))
         at += count + 1
     return torch.cat(found)

@@ -49,9 +49,10 @@ class Pair:
 
     def _answer(self, texts: list[str], max_new_tokens: int) -> list[Answer]:
         eos = self.model.generation_config.eos_token_id
-        inputs = self.tokenizer(texts, return_tensors="pt", padding=True)
+        # The template writes the special tokens itself.
+        inputs = self.tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
         out = self.model.generate(**inputs, do_sample=False, max_new_tokens=max_new_tokens, pad_token_id=eos)
-        prompts = [self.tokenizer(text)["input_ids"] for text in texts]
+        prompts = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
         answers = out[:, inputs["input_ids"].shape[1] :].tolist()
         return [
             Answer(prompt, answer[: answer.index(eos)] if eos in answer else answer)

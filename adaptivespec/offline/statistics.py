@@ -1,5 +1,6 @@
 """Accept lengths with their uncertainty: prompts are drawn anew, since tokens of one answer hang together."""
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -26,14 +27,28 @@ def gain(with_memory: Steps, without: Steps, draws: int = 2000) -> Interval:
     return _bootstrap(lambda chosen: _difference(with_memory, without, chosen), len(without), draws)
 
 
-def recovery(with_memory: Steps, without: Steps, reference: Steps, draws: int = 2000) -> Interval:
-    """Share of what a reference gains over doing without that the memory gains, in accept length, on the same prompts."""
+class Case(NamedTuple):
+    """The same prompts with a memory, without, and by a reference."""
 
-    def share(chosen: Sequence[int]) -> float:
-        whole = _difference(reference, without, chosen)
-        return _difference(with_memory, without, chosen) / whole if whole else float("nan")
+    with_memory: Steps
+    without: Steps
+    reference: Steps
 
-    return _bootstrap(share, len(without), draws)
+
+def recovery(cases: Sequence[Case], draws: int = 2000) -> Interval:
+    """Share of what references gain over doing without that memories gain, in accept length, summed over some cases, and its
+    interval by drawing each case's prompts with replacement. Draws in which the references gain nothing are left out."""
+
+    def share(chosen: Sequence[Sequence[int]]) -> float:
+        pairs = list(zip(cases, chosen, strict=True))
+        whole = sum(_difference(case.reference, case.without, some) for case, some in pairs)
+        part = sum(_difference(case.with_memory, case.without, some) for case, some in pairs)
+        return part / whole if whole > 0 else math.nan
+
+    rng = random.Random(0)
+    everyone = [range(len(case.without)) for case in cases]
+    found = (share([rng.choices(some, k=len(some)) for some in everyone]) for _ in range(draws))
+    return _interval(share(everyone), [value for value in found if not math.isnan(value)])
 
 
 def _difference(one: Steps, other: Steps, chosen: Sequence[int]) -> float:
@@ -42,5 +57,9 @@ def _difference(one: Steps, other: Steps, chosen: Sequence[int]) -> float:
 
 def _bootstrap(figure: Callable[[Sequence[int]], float], count: int, draws: int) -> Interval:
     rng = random.Random(0)
-    drawn = sorted(figure(rng.choices(range(count), k=count)) for _ in range(draws))
-    return Interval(figure(range(count)), drawn[int(draws * 0.025)], drawn[int(draws * 0.975)])
+    return _interval(figure(range(count)), [figure(rng.choices(range(count), k=count)) for _ in range(draws)])
+
+
+def _interval(value: float, drawn: list[float]) -> Interval:
+    drawn = sorted(drawn) or [math.nan]
+    return Interval(value, drawn[int(len(drawn) * 0.025)], drawn[int(len(drawn) * 0.975)])

@@ -47,6 +47,23 @@ _WALK = (
 _LM_HEAD = "hidden_states lm_head embedding_bias out"
 _EXTEND_PREFILL = "batch target_hidden_states next_token_ids mm_input_embeds kv_loc_plan"
 
+# Of `WeightUpdater`, by name: what changes weights that are being served.
+WEIGHT_UPDATES = {
+    "update_weights_from_disk": "model_path load_format weight_name_filter recapture_cuda_graph",
+    "load_weights_from_distributed": "named_tensors",
+    "update_weights_from_tensor": "named_tensors load_format",
+    "update_weights_from_ipc": "recv_req",
+}
+_NEW_WEIGHTS = tuple(
+    Touch(
+        f"srt.model_executor.model_runner_components.weight_updater:WeightUpdater.{name}",
+        parameters,
+        "wrap",
+        "new weights empty the memory, and what the CPU engine made of the old ones",
+    )
+    for name, parameters in WEIGHT_UPDATES.items()
+)
+
 # Looked at by the worker, in the scheduler's process, before it uses them.
 WORKER: tuple[Touch, ...] = (
     Touch(
@@ -92,12 +109,7 @@ WORKER: tuple[Touch, ...] = (
         "subclass",
         "/flush_cache empties the memory",
     ),
-    Touch(
-        "srt.speculative.base_spec_worker:BaseSpecWorker.weight_update_runners",
-        "",
-        "subclass",
-        "new weights empty the memory",
-    ),
+    *_NEW_WEIGHTS,
     Touch(
         "srt.speculative.eagle_worker_v2:EagleDraftWorker._draft_extend_for_prefill",
         _EXTEND_PREFILL,
@@ -207,6 +219,7 @@ TOKENIZER: tuple[Touch, ...] = (
 
 _NORM = "x residual post_residual_addition quant_linear"
 CPU_ENGINE: tuple[Touch, ...] = (
+    *_NEW_WEIGHTS,
     Touch(
         "srt.speculative.draft_utils:DraftBackendFactory._create_backend",
         "backend_name backend_map error_template stamps_children",

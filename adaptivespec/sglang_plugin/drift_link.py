@@ -57,13 +57,15 @@ class DriftLink:
         self.is_frozen = not config.learn
         self.tenants = Tenants(config.num_banks)
         self._benefits: dict[str, Benefit] = {}
+        self._is_of_start_weights = True
         hidden_size = self._model.config.hidden_size
-        head, device = self._model.lm_head.weight, draft_worker.device
+        device = draft_worker.device
         self.memory = DriftMemory(config.params, hidden_size, self._model.logits_processor.vocab_size, device)
         # Hidden states of the tree: the root's, then those of each draft step, `topk` a step; and where each node's is.
         num_states = max(1 + max(shape.num_steps - 1, 0) * shape.topk for shape in shapes)
         num_nodes = max(shape.num_draft_tokens for shape in shapes)
-        self._states = torch.zeros(max_requests, num_states, hidden_size, dtype=head.dtype, device=device)
+        dtype = draft_worker.draft_runner.dtype
+        self._states = torch.zeros(max_requests, num_states, hidden_size, dtype=dtype, device=device)
         self._state_of_node = torch.zeros(max_requests, num_nodes, dtype=torch.int64, device=device)
         # Of each request's bank and of the shared one: where it is asked, where it is taught.
         self._correcting, self._teaching, self._asking_on, self._sharing = (
@@ -87,18 +89,18 @@ class DriftLink:
         """Say whose rows come next. Host sync: none."""
         self._requests = [drift_state(request) for request in requests]
         tenants = [request.tenant for request in self._requests if request.tenant is not None]
-        banks, emptied = self.tenants.assign(tenants)
+        # A frozen memory cannot take in newcomers, and must not lose what it knows to them.
+        banks, emptied = (self.tenants.find(tenants), []) if self.is_frozen else self.tenants.assign(tenants)
         if emptied:
             for bank in emptied:
                 self.memory.reset(bank)
             self._benefits = {name: self._benefits[name] for name in self.tenants.banks if name in self._benefits}
-        for each in self._requests:
-            if each.is_corrected is None:
-                if each.tenant is not None:
-                    each.step = self._benefit(each.tenant).first_step()
-                each.is_corrected = self._corrects(each)
         bank_of = dict(zip(tenants, banks, strict=True))
         self._banks = [NO_BANK if each.tenant is None else bank_of[each.tenant] for each in self._requests]
+        for each, benefit in self._with_a_bank():
+            if each.is_corrected is None:
+                each.step = benefit.first_step()
+                each.is_corrected = benefit.corrects(each.step)
         self._write_correcting()
         teaches = [each.teaches for each in self._requests]
         self._write("_teaching", self._banks_where(teaches))
@@ -124,7 +126,8 @@ class DriftLink:
             logits: ``[B * num_draft_tokens, V]`` the target's.
         """
         num_steps = self._draft.speculative_num_steps
-        if self.is_frozen or num_steps == 0:
+        teaching = (*self._written["_teaching"], *self._written.get("_sharing", ()))
+        if self.is_frozen or num_steps == 0 or all(bank == NO_BANK for bank in teaching):
             return
         batch_size = accepted.shape[0]
         accepted = accepted[:, :num_steps].long()
@@ -150,18 +153,17 @@ class DriftLink:
 
     def begin_extend(self) -> None:
         """Decide which requests' next trees are corrected; draft-extend makes their roots. Host sync: none."""
-        for request in self._requests:
+        for request, benefit in self._with_a_bank():
             request.step += 1
-            request.is_corrected = self._corrects(request)
+            request.is_corrected = benefit.corrects(request.step)
         self._write_correcting()
 
     # -- what the host hears of a step
 
-    def record(self, request: Any, was_corrected: bool, accepted: int) -> bool:
-        """Add a step's accepted drafts to what is known of its tenant's memory; False where it uses none."""
+    def record(self, request: Any, was_corrected: bool, accepted: int) -> None:
+        """Add a step's accepted drafts to what is known of its tenant's memory."""
         name = drift_state(request).tenant
-        if name is None:
-            return False
+        assert name is not None
         benefit = self._benefit(name)
         if benefit.record(was_corrected, accepted):
             logger.warning(
@@ -170,7 +172,6 @@ class DriftLink:
                 "on" if benefit.is_on else "off",
                 "higher" if benefit.is_on else "lower",
             )
-        return True
 
     def new_events(self) -> list[tuple[int, str, int]]:
         """Bank, counter and how much it grew, now and then; the counters are read from a copy made a while ago.
@@ -187,18 +188,36 @@ class DriftLink:
             (bank, DriftMemory.COUNTERS[column], int(grown[bank, column])) for bank, column in grown.nonzero().tolist()
         ]
 
-    def corrected_rows(self) -> list[bool]:
-        """Which requests' trees of the step under way are corrected."""
-        return [bool(request.is_corrected) for request in self._requests]
+    def corrected_rows(self) -> list[bool | None]:
+        """Which requests' trees of the step under way are corrected; None for those that have no bank."""
+        return [
+            None if bank == NO_BANK else bool(request.is_corrected)
+            for request, bank in zip(self._requests, self._banks, strict=True)
+        ]
 
     def reset(self) -> None:
-        """Forget everything. Host sync: none."""
+        """Forget everything, once the steps under way are done. Host sync: yes."""
+        self._wait()
         self.memory.reset()
         self._benefits.clear()
 
+    def on_new_weights(self) -> None:
+        """Forget everything: it is about the weights that went. A bank file belongs to those of the start."""
+        self._is_of_start_weights = False
+        self.reset()
+
     def save(self) -> None:
-        """Write the bank file. Host sync: yes."""
+        """Write the bank file, once the steps under way are done. Host sync: yes.
+
+        Raises:
+            OSError: it cannot be written, or the weights are no more those of the draft's folder.
+        """
         assert self._config.file is not None
+        if not self._is_of_start_weights:
+            raise OSError(
+                "the weights were updated since the start, and a bank file belongs to those in the draft's folder"
+            )
+        self._wait()
         save_bank(Path(self._config.file), self.memory, self.tenants, self._fingerprint)
 
     def report(self) -> dict[str, Any]:
@@ -221,13 +240,26 @@ class DriftLink:
 
     # -- inside
 
+    def _wait(self) -> None:
+        """Until no step changes the memory, which it does on a stream of its own."""
+        if self.memory.keys.is_cuda:
+            torch.cuda.synchronize()
+
+    def _with_a_bank(self) -> list[tuple["RequestDrift", Benefit]]:
+        """The requests that have one now, and what is known of their tenant's."""
+        return [
+            (each, self._benefit(each.tenant))
+            for each, bank in zip(self._requests, self._banks, strict=True)
+            if each.tenant is not None and bank != NO_BANK
+        ]
+
     def _benefit(self, name: str) -> Benefit:
         if name not in self._benefits:
             self._benefits[name] = Benefit(self._config.check_every)
         return self._benefits[name]
 
     def _write_correcting(self) -> None:
-        is_corrected = self.corrected_rows()
+        is_corrected = [bool(each.is_corrected) for each in self._requests]
         self._write("_correcting", self._banks_where(is_corrected))
         if self._shared_bank is not None:
             self._write("_asking_on", self._shared_where(is_corrected))
@@ -239,9 +271,6 @@ class DriftLink:
         assert self._shared_bank is not None
         wanted = [holds and each.shares for each, holds in zip(self._requests, conditions, strict=True)]
         return [self._shared_bank if is_wanted else NO_BANK for is_wanted in wanted]
-
-    def _corrects(self, request: "RequestDrift") -> bool:
-        return request.tenant is not None and self._benefit(request.tenant).corrects(request.step)
 
     def _write(self, name: str, values: list[int]) -> None:
         before = self._written.get(name, [])
@@ -257,7 +286,7 @@ class DriftLink:
         if not getattr(self._model.model, "norm_output", False):
             hidden = self._model.model.norm(hidden)
         logits: Tensor = self._model.logits_processor._compute_lm_head(hidden, self._model.lm_head)
-        return logits
+        return logits[:, : self.memory.vocab_size]  # SGLang pads heads to a multiple of 64
 
     def _on_logits(self, module: Any, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
         logits, hidden = output.next_token_logits, output.hidden_states
@@ -296,7 +325,7 @@ class RequestDrift:
         shares: whether the shared bank is for it too.
         teaches: whether the target's logits say what it would say of itself: nothing bends them for this request.
         step: counts its decode steps, from a place that its tenant's `Benefit` draws.
-        is_corrected: whether the tree under way is; None before that is decided.
+        is_corrected: whether the tree under way is, where there is a bank; None before that is decided.
     """
 
     tenant: str | None
@@ -307,12 +336,13 @@ class RequestDrift:
 
     @classmethod
     def of(cls, request: Any) -> "RequestDrift":
-        """Of a request that is scheduled for the first time. SGLang's key for the prefix cache says the tenant first."""
+        """Of a request that is scheduled for the first time. What isolates SGLang's prefix cache says the tenant first."""
         options = options_of(request)
         # With their kind: who names a tenant must not reach what a salt isolates. And salts are secrets, names are shown.
         tenant = f"tenant:{options.tenant or ''}"
-        if request.extra_key:
-            tenant = f"extra_key:{hashlib.sha256(request.extra_key.encode()).hexdigest()[:16]}"
+        keys = request.extra_key or None, request.cache_salt or None
+        if any(keys):
+            tenant = f"key:{hashlib.sha256(repr(keys).encode()).hexdigest()[:16]}"
         is_bent = request.grammar is not None or request.sampling_params.logit_bias or has_penalties(request)
         is_wanted = options.drift and options.enabled
         return cls(tenant if is_wanted else None, options.share and is_wanted, not is_bent)

@@ -138,6 +138,13 @@ OPTIONS: tuple[Refusal, ...] = (
         "ADAPTIVE verifies without thresholds",
         "leave it at 1.0",
     ),
+    Refusal(
+        "mixed_chunk",
+        "enable_mixed_chunk",
+        _is_set,
+        "penalties of requests that decode within a prefill would advance once a step",
+        "leave it out",
+    ),
     Refusal("watermark", "enable_watermark", _is_set, "SGLang has no watermark for this algorithm", "leave it out"),
     Refusal("lora", "enable_lora", _is_set, "the draft does not follow adapters", "leave it out"),
     Refusal("lora", "lora_paths", _is_set, "the draft does not follow adapters", "leave it out"),
@@ -165,6 +172,13 @@ OPTIONS: tuple[Refusal, ...] = (
     Refusal(
         "attention_backend",
         "decode_attention_backend",
+        _backend_without_trees,
+        _NO_TREES,
+        "use fa3, flashinfer or triton",
+    ),
+    Refusal(
+        "attention_backend",
+        "prefill_attention_backend",  # which verifies, where the two differ
         _backend_without_trees,
         _NO_TREES,
         "use fa3, flashinfer or triton",

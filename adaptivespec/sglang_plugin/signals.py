@@ -24,8 +24,8 @@ class SignalSink(Protocol):
     def on_step(self, requests: list[Any], shape: TreeShape, num_accepted: list[int], top1_probs: list[float]) -> None:
         """A step of this shape has been committed; ``num_accepted`` counts drafts, not the bonus token."""
 
-    def on_corrected(self, requests: list[Any], corrected: list[bool], num_accepted: list[int]) -> None:
-        """Which of the step's trees the memory had corrected; called after `on_step`."""
+    def on_corrected(self, requests: list[Any], corrected: list[bool | None], num_accepted: list[int]) -> None:
+        """Which of the step's trees the memory had corrected, None for requests without one; called after `on_step`."""
 
     def on_promotions(self, request: Any, promotions: list[Promotion]) -> None:
         """Tokens of the step before that stand in for the target's own; called after `on_step`."""
@@ -41,7 +41,7 @@ class StepSignal:
         shape: what the step ran with; None for a prefill.
         promotions: what the margin rule did; None where it could do nothing.
         sink: who hears of it.
-        corrected: by row, whether the memory had corrected the draft; None without a memory.
+        corrected: by row, whether the memory had corrected the draft, None for rows without a bank; None without a memory.
     """
 
     top1_probs: Tensor
@@ -49,7 +49,7 @@ class StepSignal:
     shape: TreeShape | None
     promotions: StepPromotions | None
     sink: SignalSink
-    corrected: list[bool] | None = None
+    corrected: list[bool | None] | None = None
 
     def copy_to_host(self, copy_tensor: Callable[[Tensor], Tensor]) -> "StepSignal":
         """The same on the host, readable once SGLang's copy event has passed. Host sync: none."""

@@ -7,10 +7,10 @@ its configuration stays at the envelope of all shapes from start to end.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from sglang.srt.layers.moe.utils import speculative_moe_a2a_backend_context, speculative_moe_backend_context
@@ -21,6 +21,7 @@ from sglang.srt.speculative.draft_utils import DraftBackendFactory
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from adaptivespec.config import GraphConfig
+from adaptivespec.errors import RefusedError
 from adaptivespec.shapes import TreeShape
 from cuda_graphs import EagerBackend, RegistryReport, StateBackend, StateRegistry, prune_batch_sizes
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from adaptivespec.sglang_plugin.worker import AdaptiveWorker
 
 logger = logging.getLogger(__name__)
+_Part = TypeVar("_Part")
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,14 @@ class RuntimeStates:
         self._target_runner = worker.target_worker.model_runner
         self._config = config
         self._has_graphs = worker.device == "cuda" and not check_cuda_graph_backend(Phase.DECODE, Backend.DISABLED)
+        if worker.device == "cuda" and check_cuda_graph_backend(Phase.PREFILL, Backend.FULL):
+            raise RefusedError(
+                reason="prefill_graph",
+                where="--cuda-graph-backend-prefill",
+                found="'full'",
+                expected="'breakable' or 'disabled': a full prefill graph belongs to one attention backend, and each state has its own",
+                fix="leave it out",
+            )
         self._max_batch_sizes: dict[TreeShape, int] = {}
         self._registry: StateRegistry[TreeShape, RuntimeState] = StateRegistry(
             self._build,
@@ -88,11 +98,7 @@ class RuntimeStates:
             BudgetError: the states need more than the budget; says how much.
         """
         largest_first = sorted(shapes, key=lambda shape: (shape.num_draft_tokens, shape), reverse=True)
-        with (
-            draft_tp_context(self._draft.parallel_layout),
-            speculative_moe_backend_context(),
-            speculative_moe_a2a_backend_context(),
-        ):
+        with _many_specialisations():
             report = self._registry.build_all(largest_first)
         logger.info(
             "ADAPTIVE: %d states in %.2f s, %.1f MiB: %s",
@@ -132,10 +138,19 @@ class RuntimeStates:
         with self._as_if(shape):
             return RuntimeState(
                 shape,
-                parts.get("draft", shape, lambda: self._build_draft(shape)),
-                parts.get("draft_extend", width_key, self._build_draft_extend),
+                parts.get("draft", shape, lambda: self._as_draft(lambda: self._build_draft(shape))),
+                parts.get("draft_extend", width_key, lambda: self._as_draft(self._build_draft_extend)),
                 parts.get("verify", width_key, lambda: self._build_verify(shape)),
             )
+
+    def _as_draft(self, build: Callable[[], _Part]) -> _Part:
+        """Build a part under the draft's parallel layout and experts' kernels, which are not the target's."""
+        with (
+            draft_tp_context(self._draft.parallel_layout),
+            speculative_moe_backend_context(),
+            speculative_moe_a2a_backend_context(),
+        ):
+            return build()
 
     def _build_draft(self, shape: TreeShape) -> DraftPart:
         draft = self._draft
@@ -164,11 +179,8 @@ class RuntimeStates:
 
     def _build_verify(self, shape: TreeShape) -> ForwardPart:
         runner = self._target_runner
-        had = runner.init_new_workspace
-        try:
-            backend = runner._get_attention_backend(init_new_workspace=True)
-        finally:
-            runner.init_new_workspace = had
+        # The workspace is everyone's: no two states run at once.
+        backend = runner._get_attention_backend(init_new_workspace=False)
         graphs = None
         if self._has_graphs:
             graphs = DecodeCudaGraphRunner(
@@ -222,6 +234,16 @@ class RuntimeStates:
         draft.cuda_graph_runner_for_draft_extend = state.draft_extend.graph_runner
         self._target_runner.attn_backend = state.verify.attn_backend
         self._target_runner.decode_cuda_graph_runner = state.verify.graph_runner
+
+
+@contextmanager
+def _many_specialisations() -> Iterator[None]:
+    """Let SGLang's compiled tree step be specialised for every shape and batch size; torch stops after eight, and would
+    capture the rest unfused."""
+    from torch._dynamo import config
+
+    with config.patch(recompile_limit=1024, accumulated_recompile_limit=4096):
+        yield
 
 
 def set_shape(worker: "AdaptiveWorker", shape: TreeShape) -> None:

@@ -105,6 +105,7 @@ class VerifyStep:
         assert self._inputs is not None, "the tree walker runs inside eagle_sample only"
         verify_input, batch, logits_output = self._inputs
         info, logits = batch.sampling_info, logits_output.next_token_logits
+        kwargs["candidates"] = kwargs["candidates"].long()  # without speculation and overlap SGLang has int32 there
         rows = _SampledRows(info, verify_input.draft_token_num, logits) if not info.is_all_greedy else None
         if rows is not None:
             drawn = rows.draw(self.rows.seeds, verify_input.positions)
@@ -115,7 +116,7 @@ class VerifyStep:
             if rows is not None:
                 scores = torch.where(rows.is_greedy.unsqueeze(2), scores, rows.log_probs().view_as(scores))
             parent = parents_from_links(kwargs["retrieve_next_token"], kwargs["retrieve_next_sibling"])
-            found = self._rule(parent, kwargs["candidates"].long(), target_predict, scores, self.rows.limits)
+            found = self._rule(parent, kwargs["candidates"], target_predict, scores, self.rows.limits)
             target_predict = found.target_tokens
         result = self._walk(target_predict=target_predict, **kwargs)
         self.accepted, self.logits = result[1], logits
@@ -132,15 +133,17 @@ class VerifyStep:
     def _sample_first_token(self, probs: Tensor, info: Any, positions: Tensor, simple: bool) -> tuple[Tensor, Any]:
         if info.sampling_mask_batch_indices is not None or len(self._requests) != probs.shape[0]:
             return self._sample_from_probs(probs, info, positions, simple)
-        tokens = draw_tokens(
-            probs,
-            self.rows.seeds,
-            positions,
-            info.top_ks,
-            info.top_ps if info.need_top_p_sampling else None,
-            info.min_ps if info.need_min_p_sampling else None,
-        )
+        tokens = draw_tokens(probs, self.rows.seeds, positions, *_filters(info))
         return tokens.to(torch.int32), None
+
+
+def _filters(info: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Top-k, top-p and min-p, ``[B]`` each, of a batch; None where no request filters by it: sorting a vocabulary costs."""
+    return (
+        info.top_ks if info.need_top_k_sampling else None,
+        info.top_ps if info.need_top_p_sampling else None,
+        info.min_ps if info.need_min_p_sampling else None,
+    )
 
 
 class _SampledRows:
@@ -157,11 +160,7 @@ class _SampledRows:
         self.is_greedy = info.top_ks.view(-1, 1) <= 1
         self._width = width
         self._probs = torch.softmax(logits.float() / per_node(info.temperatures), dim=-1)
-        self._filters = (
-            per_node(info.top_ks),
-            per_node(info.top_ps) if info.need_top_p_sampling else None,
-            per_node(info.min_ps) if info.need_min_p_sampling else None,
-        )
+        self._filters = tuple(None if values is None else per_node(values) for values in _filters(info))
 
     def draw(self, seeds: Tensor, positions: Tensor) -> Tensor:
         """``[R]`` int64, a token from each row. ``seeds`` ``[B]``, ``positions`` ``[R]``."""

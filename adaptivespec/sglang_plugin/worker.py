@@ -1,10 +1,14 @@
 """The worker behind ADAPTIVE: one decode step, readable in one place."""
 
 import functools
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from sglang.srt.managers.auxiliary_output import append_auxiliary_output
+from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
 from sglang.srt.runtime_context import get_exec, get_observability, get_spec
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 
@@ -53,6 +57,9 @@ class AdaptiveWorker(EAGLEWorkerV2):
             self.reporter.start_prometheus()
         # Each state captures the target's verify graphs for its own width; SGLang's start-up capture would be for the
         # envelope, which no step runs with.
+        for runner in (target_worker.model_runner, self._draft_worker.draft_runner):
+            # A state's graphs stay right when weights are updated in place; captured anew they would be the envelope's.
+            runner.weight_updater = replace(runner.weight_updater, recapture_cuda_graph=lambda: None)
         target_worker.init_cuda_graphs = functools.partial(
             target_worker.init_cuda_graphs, capture_decode_cuda_graph=False
         )
@@ -70,23 +77,21 @@ class AdaptiveWorker(EAGLEWorkerV2):
     def _make_memory(self) -> DriftLink:
         decode = getattr(get_exec().graph.cuda_graph_config, "decode", None)
         max_requests = max(getattr(decode, "max_bs", None) or 0, self.target_worker.model_runner.req_to_token_pool.size)
-        return DriftLink(
+        drift = DriftLink(
             self._draft_worker,
             self.shapes,
             max_requests,
             self.config.drift,
             draft_folder=get_spec().speculative_draft_model_path,
         )
+        for name in contract.WEIGHT_UPDATES:  # the target's and the draft's
+            wrap_after(WeightUpdater, name, drift.on_new_weights)
+        return drift
 
     def clear_cache_pool(self) -> None:
         super().clear_cache_pool()
         if self.drift is not None and self.config.drift.learn:
             self.drift.reset()
-
-    def weight_update_runners(self) -> Any:
-        if self.drift is not None:
-            self.drift.reset()  # it is about the weights that go
-        return super().weight_update_runners()
 
     @property
     def spec_v2_attn_backends(self) -> tuple:
@@ -118,13 +123,13 @@ class AdaptiveWorker(EAGLEWorkerV2):
             self._widths[shape] = widths
         return widths[:batch_size]
 
-    def _begin_drift(self, requests: list[Any]) -> list[bool] | None:
+    def _begin_drift(self, requests: list[Any]) -> list[bool | None] | None:
         if self.drift is None:
             return None
         self.drift.begin(requests)
         return self.drift.corrected_rows()
 
-    def _attach_signal(self, result: Any, shape: TreeShape | None, corrected: list[bool] | None) -> None:
+    def _attach_signal(self, result: Any, shape: TreeShape | None, corrected: list[bool | None] | None) -> None:
         top1_probs = result.next_draft_input.topk_p[:, 0].clone()
         promotions = self.verify_step.promotions if shape else None
         signal = StepSignal(top1_probs, result.accept_lens if shape else None, shape, promotions, self, corrected)
@@ -141,6 +146,8 @@ class AdaptiveWorker(EAGLEWorkerV2):
             # One that ended with its first token is never said to have finished.
             if options_of(request).enabled and not request.finished():
                 self.policy.start(request.rid, top1_prob)
+                # SGLang does not tell of every end: not of a request that is aborted after it was retracted.
+                weakref.finalize(request, self.policy.finish, request.rid)
 
     def on_step(self, requests: list[Any], shape: TreeShape, num_accepted: list[int], top1_probs: list[float]) -> None:
         for request, accepted, top1_prob in zip(requests, num_accepted, top1_probs, strict=True):
@@ -149,10 +156,11 @@ class AdaptiveWorker(EAGLEWorkerV2):
             self.policy.observe(StepResult(request.rid, shape, accepted, top1_prob))
         self.reporter.record_step(shape, num_accepted)  # last, so that it sees the breakers that this step tripped
 
-    def on_corrected(self, requests: list[Any], corrected: list[bool], num_accepted: list[int]) -> None:
+    def on_corrected(self, requests: list[Any], corrected: list[bool | None], num_accepted: list[int]) -> None:
         assert self.drift is not None
         for request, was_corrected, accepted in zip(requests, corrected, num_accepted, strict=True):
-            if self.drift.record(request, was_corrected, accepted):
+            if was_corrected is not None:
+                self.drift.record(request, was_corrected, accepted)
                 self.reporter.record_corrected(was_corrected, accepted)
 
     def on_promotions(self, request: Any, promotions: list[Promotion]) -> None:
@@ -165,6 +173,20 @@ class AdaptiveWorker(EAGLEWorkerV2):
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
         self.policy.finish(rid)
+
+
+def wrap_after(owner: type, name: str, then: Callable[[], None]) -> None:
+    """Have a method of SGLang's be followed by a call of ours, whatever its outcome."""
+    sglangs = getattr(owner, name)
+
+    @functools.wraps(sglangs)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return sglangs(self, *args, **kwargs)
+        finally:
+            then()
+
+    setattr(owner, name, wrapped)
 
 
 def wait_for_penalised_output() -> None:

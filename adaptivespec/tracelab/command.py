@@ -75,7 +75,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     replaying.add_argument("--out", type=Path, help="folder (default the trace's)")
     replaying.set_defaults(command=command_run)
-    for each, what in ((recording, "whose shapes are recorded too"), (replaying, "of the policies")):
+    whose = "of the policies; default short, or none beside --config"
+    for each, what in ((recording, "whose shapes are recorded too"), (replaying, whose)):
         each.add_argument(
             "--range", nargs="+", default=[], metavar="RANGE", help=f"{what}: LOW:HIGH as 1-1-2:3-1-4, short or paper"
         )
@@ -160,12 +161,20 @@ def command_run(options: argparse.Namespace) -> int:
 
 def _configs(options: argparse.Namespace, device: str) -> dict[str, AdaptiveConfig]:
     found = {}
-    for text in options.range:
+    for text in options.range or ([] if options.config else ["short"]):
         ends = range_in_json(text, "--range")
         for policy in options.policy:
             found[f"{policy} {text}"] = AdaptiveConfig.from_dict({"policy": policy, "shape": {"range": ends}})
     for path in options.config:
-        found[str(path)] = AdaptiveConfig.from_json_file(path).on(device)
+        config = AdaptiveConfig.from_json_file(path).on(device)
+        if config.margin.kappa is not None or config.drift.enabled:
+            raise ConfigError(
+                where=str(path),
+                found="margin.kappa or drift.enabled",
+                expected="neither: a trace says what a strict server without a memory accepts",
+                fix="leave them out",
+            )
+        found[str(path)] = config
     return found
 
 

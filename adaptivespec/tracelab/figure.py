@@ -32,5 +32,9 @@ def figure(trace: Trace, rows: Sequence[Row]) -> bytes:
     axes.set_xlabel("live decode tokens/s over plain, median of the turns")
     axes.set_ylabel("replayed tokens/s over plain")
     add_legend(axes, columns=min(len(colours) + 1, 3))
-    axes.figure.supxlabel(f"n = {len(trace.answers)} answers; static shapes: points", fontsize=7, color="#555555")
+    axes.figure.supxlabel(
+        f"source: trace of {trace.sessions[-1]['date']}, n = {len(trace.answers)} answers; static shapes: points",
+        fontsize=7,
+        color="#555555",
+    )
     return png(axes.figure)

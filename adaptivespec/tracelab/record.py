@@ -3,13 +3,12 @@
 import json
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 from adaptivespec.bench.configurations import ServerPlan
 from adaptivespec.bench.plan import NO_PREFIX_CACHE, Plan, write_config
-from adaptivespec.bench.run import START_SECONDS, MeasureError, places_of, set_state
+from adaptivespec.bench.run import START_SECONDS, MeasureError, at_once, places_of, set_state
 from adaptivespec.bench.store import Store, StoreError
 from adaptivespec.launch import Server, named_failure
 from adaptivespec.progress import Progress
@@ -186,8 +185,7 @@ class Asker:
     def every_root(self, parallel: int) -> tuple[list[int], list[float], int]:
         """With each token of the answer but the last as the root: accepted drafts, the draft's top-1 probability; and the
         number of roots at which the server went on with another token than the answer."""
-        with ThreadPoolExecutor(parallel) as pool:
-            found = list(pool.map(self._one_step, range(len(self.answer_ids) - 1)))
+        found = at_once(self._one_step, range(len(self.answer_ids) - 1), parallel)
         accepted, probs, strayed = zip(*found, strict=True)
         return list(accepted), list(probs), sum(strayed)
 

@@ -14,7 +14,7 @@ _MASK32 = 0xFFFFFFFF
 
 
 def draw_tokens(
-    probs: Tensor, seeds: Tensor, positions: Tensor, top_ks: Tensor, top_ps: Tensor | None, min_ps: Tensor | None
+    probs: Tensor, seeds: Tensor, positions: Tensor, top_ks: Tensor | None, top_ps: Tensor | None, min_ps: Tensor | None
 ) -> Tensor:
     """One token a row, drawn from ``probs`` after top-k, top-p and min-p.
 
@@ -25,7 +25,7 @@ def draw_tokens(
         probs: ``[R, V]`` float32, rows summing to one.
         seeds: ``[R]`` int64.
         positions: ``[R]`` integer position of the token that the row follows.
-        top_ks: ``[R]`` integer; ``V`` or more keeps all.
+        top_ks: ``[R]`` integer; ``V`` or more keeps all; None where no row filters.
         top_ps: ``[R]`` in (0, 1], or None where no row filters.
         min_ps: ``[R]`` in [0, 1), or None where no row filters.
 
@@ -38,16 +38,21 @@ def draw_tokens(
     return (kept / exponential_noise(seeds, positions, probs.shape[1])).argmax(dim=1)
 
 
-def filter_probs(probs: Tensor, top_ks: Tensor, top_ps: Tensor | None, min_ps: Tensor | None) -> Tensor:
-    """``probs`` with everything set to zero that top-k, top-p or min-p excludes; not renormalised.
+def filter_probs(probs: Tensor, top_ks: Tensor | None, top_ps: Tensor | None, min_ps: Tensor | None) -> Tensor:
+    """``probs`` with everything set to zero that top-k, top-p or min-p excludes; not renormalised. Rows that filter nothing are
+    left as they are, whatever their neighbours do.
 
     Args, source: see `draw_tokens`. Host sync: none. Graph-safe: yes.
     """
+    if top_ks is None and top_ps is None and min_ps is None:
+        return probs
     ordered, index = probs.sort(dim=1, descending=True, stable=True)
-    rank = torch.arange(probs.shape[1], device=probs.device)
-    keep = rank < top_ks.view(-1, 1)
+    keep = torch.ones_like(probs, dtype=torch.bool)
+    if top_ks is not None:
+        keep &= torch.arange(probs.shape[1], device=probs.device) < top_ks.view(-1, 1)
     if top_ps is not None:
-        keep &= (ordered.cumsum(dim=1) - ordered) <= top_ps.view(-1, 1)
+        # The sum may pass 1 by rounding.
+        keep &= ((ordered.cumsum(dim=1) - ordered) <= top_ps.view(-1, 1)) | (top_ps.view(-1, 1) >= 1)
     if min_ps is not None:
         keep &= ordered >= ordered[:, :1] * min_ps.view(-1, 1)
     keep[:, 0] = True

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 from adaptivespec.config import DriftConfig
 from adaptivespec.launch import Server
 from tests.server.client import Client, Reference
-from tests.server.models import CYCLE, make_cyclic_pair, make_poison_draft, make_poisoned_bank, make_random_pair
+from tests.server.models import CYCLE, make_cyclic_pair, make_poison_draft, make_poisoned_bank
 from tests.server.prompts import ALL, to_ids
 
 # What a slow machine with other work may take; about 20 s on a quiet one.
@@ -29,7 +29,7 @@ SMALL_POOL = 800
 COMMON = ["--dtype", "float32", "--sleep-on-idle", "--max-total-tokens", "8000"]
 PAPER_RANGE = {"shape": {"range": "paper"}}
 # Fixtures in the order in which their servers run.
-ORDER = ("ada", "dcs", "poison", "eagle3", "remembering", "cyclic", "random_qwen3", "engine_answers")
+ORDER = ("ada", "dcs", "poison", "eagle3", "remembering", "cyclic", "engine_answers")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -164,19 +164,6 @@ def eagle3(servers: Servers, target: Path, draft: Path) -> Client:
     tree = ["--speculative-num-steps", "3", "--speculative-eagle-topk", "4", "--speculative-num-draft-tokens", "8"]
     pair = ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(draft)]
     return servers.get("eagle3", target, [*pair, *tree])
-
-
-@pytest.fixture(scope="session")
-def random_pair(servers: Servers, target: Path) -> tuple[Path, Path]:
-    """A tiny random Qwen3 and a random EAGLE-3 draft for it."""
-    return make_random_pair(servers.folder, target)
-
-
-@pytest.fixture(scope="session")
-def random_qwen3(servers: Servers, random_pair: tuple[Path, Path], adaptive_args: Callable) -> Client:
-    """ADAPTIVE with the random pair."""
-    target, draft = random_pair
-    return servers.get("random_qwen3", target, adaptive_args({"policy": "cycle", **PAPER_RANGE}, draft))
 
 
 @pytest.fixture(scope="session")

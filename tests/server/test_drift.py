@@ -11,7 +11,7 @@ from drift.storage import load_bank
 from drift.tenants import Tenants
 from tests.server.client import FULL_LENGTH, Answer, Client, Reference, assert_parity
 
-NUM_TOKENS = 48
+NUM_TOKENS = 32
 TREE = [5, 2, 6]
 LEARN, FREEZE, RESET, SAVE = range(4)
 
@@ -81,12 +81,15 @@ def test_another_tenant_is_served_as_by_an_empty_memory(fresh: Client, prompts):
 def test_the_prefix_caches_key_is_the_tenant(fresh: Client, prompts):
     fresh.generate(prompts[0], request={"extra_key": "salt"}, max_new_tokens=8, **options(tenant="other"))
     tenants = fresh.adaptive_info()["drift"]["tenants"]
-    (name,) = [name for name in tenants if name.startswith("extra_key:")]
-    assert "salt" not in name.removeprefix("extra_key:")  # it is a secret
+    (name,) = [name for name in tenants if name.startswith("key:")]
+    assert "salt" not in name  # it is a secret
     assert tenants[name]["lookups"] > 0
     assert "tenant:other" not in tenants
     ask(fresh, prompts[:1], tenant="salt")  # a name does not reach what a key isolates
-    assert fresh.adaptive_info()["drift"]["tenants"][name] == tenants[name]
+    fresh.generate(prompts[0], request={"cache_salt": "salt"}, max_new_tokens=8)  # nor does a salt of the same text
+    later = fresh.adaptive_info()["drift"]["tenants"]
+    assert later[name] == tenants[name]
+    assert len([name for name in later if name.startswith("key:")]) == 2
 
 
 def test_a_request_may_do_without(fresh: Client, prompts):
@@ -170,7 +173,7 @@ def test_prometheus_counts_steps_by_correction(fresh: Client, prompts):
 
 def settle(client: Client, prompts: list[list[int]]) -> None:
     """What happened is on /metrics 32 to 64 steps later."""
-    answers = ask(client, prompts[:4], drift=False)
+    answers = ask(client, prompts[:5], drift=False)
     assert sum(answer.meta["spec_verify_ct"] for answer in answers) > 64
 
 

@@ -41,7 +41,7 @@ def constraint(index: int) -> dict:
 
 
 @pytest.mark.parametrize(
-    "num_requests", [12, pytest.param(40, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])], ids=str
+    "num_requests", [9, pytest.param(40, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])], ids=str
 )
 def test_mixed_concurrent_requests(ada: Client, ref: Client, prompts, num_requests):
     calls = [
@@ -66,8 +66,8 @@ def test_mixed_concurrent_requests(ada: Client, ref: Client, prompts, num_reques
     assert len(shapes_used(answers)) == 8
     # Constrained answers are also those of plain decoding.
     constrained = [(call, answer) for call, answer in zip(calls, answers, strict=True) if constraint_of(call)]
-    expected = ref.generate_at_once([call for call, _ in constrained[:8]])
-    assert [answer.text for _, answer in constrained[:8]] == [answer.text for answer in expected]
+    expected = ref.generate_at_once([call for call, _ in constrained[:4]])
+    assert [answer.text for _, answer in constrained[:4]] == [answer.text for answer in expected]
 
 
 def constraint_of(call: dict) -> str | None:

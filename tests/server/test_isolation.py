@@ -153,7 +153,7 @@ def lengths_of(num_requests: int, longest: int) -> list[int]:
     return [dice.choice([1, 8, 30, longest // 2, longest]) for _ in range(num_requests)]
 
 
-@pytest.mark.parametrize("num_requests", [40, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize("num_requests", [24, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
 def test_pool_and_answers_after_aborts_and_retractions(dcs: Client, reference: Reference, prompts, num_requests):
     lengths = lengths_of(num_requests, 110)
     right = reference.answers(prompts[:8], max(lengths))

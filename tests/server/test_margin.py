@@ -190,7 +190,7 @@ def test_fly_takes_a_miss_only_where_the_target_is_undecided_and_goes_on_as_draf
     window, min_entropy = 3, 0.3
     with dcs.pinned([7, 1, 8]), dcs.kappa(1e-6):
         answers = [
-            dcs.generate(ids, **FULL_LENGTH, max_new_tokens=96, custom_params=WITH_DETAILS) for ids in prompts[:6]
+            dcs.generate(ids, **FULL_LENGTH, max_new_tokens=64, custom_params=WITH_DETAILS) for ids in prompts[:4]
         ]
     num_promoted = 0
     for ids, answer in zip(prompts, answers, strict=False):

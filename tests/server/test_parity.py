@@ -7,6 +7,7 @@ from tests.server.client import FULL_LENGTH, Client, Reference, assert_parity, s
 
 SHAPES = [shape.to_list() for shape in PRESETS["paper"].reachable()]
 SHORT = pytest.param(8, 64, id="8x64")
+ALONE = pytest.param(4, 64, id="4x64")
 LONG = pytest.param(30, 128, id="30x128", marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
 
 
@@ -18,7 +19,7 @@ def in_batches(client: Client, prompts: list, num_tokens: int) -> list:
     return answers
 
 
-@pytest.mark.parametrize(("num_prompts", "num_tokens"), [SHORT, LONG])
+@pytest.mark.parametrize(("num_prompts", "num_tokens"), [ALONE, LONG])
 def test_alone_while_the_shape_changes_at_every_step(
     ada: Client, reference: Reference, prompts, num_prompts, num_tokens
 ):

@@ -12,9 +12,11 @@ NUM_TOKENS = 4
 
 
 class FakeBenchServer(FakeServer):
-    """`order` holds (log name, pinned shape) of each answer, and (log name, "reset") where a memory is emptied."""
+    """`order` holds (log name, pinned shape) of each answer, and (log name, "reset") where a memory is emptied; `asked` (log
+    name, first token of the prompt, custom parameters)."""
 
     order: list[tuple[str, int | str | None]]
+    asked: list[tuple[str, int, dict | None]]
     falls_back = False
 
     def __init__(self, model, args, *, log: Path, timeout: float) -> None:
@@ -50,6 +52,7 @@ class FakeBenchServer(FakeServer):
         assert body["stream"] is True
         assert body["sampling_params"]["temperature"] == 0
         self.order.append((self.log.stem, self.pinned))
+        self.asked.append((self.log.stem, body["input_ids"][0], body["sampling_params"].get("custom_params")))
         if len(self.order) > self.dies_after:
             raise urllib.error.URLError(ConnectionRefusedError("gone"))
         meta = {"completion_tokens": NUM_TOKENS, "finish_reason": {"type": "length"}}
@@ -76,7 +79,7 @@ class Silent:
 
 
 def fresh_fake() -> type[FakeBenchServer]:
-    return type("Fake", (FakeBenchServer,), {"alive": [], "order": []})
+    return type("Fake", (FakeBenchServer,), {"alive": [], "order": [], "asked": []})
 
 
 def plan(names=("adaptive",), **changes) -> Plan:

@@ -43,6 +43,8 @@ def test_speeds_of_a_batch():
     assert decode_speed(rows) == 4 / 4.0
     assert output_speed(rows) == 6 / 5.0
     assert decode_speed([row("plain", 0.0, ids=(1,))]) is None
+    early = Row(Cell(0, "x", 1, 0, 0, "adaptive"), 0, 0.5, [[1.0, 3], [2.0, 5]], [1, 2, 3, 4, 5], False)
+    assert decode_speed([early]) == 2.0, "three tokens that came with the first event took no time that is measured"
 
 
 def test_tokens_that_arrive_together_share_the_time():

@@ -1,5 +1,6 @@
 import errno
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -51,10 +52,32 @@ def test_every_cell_is_measured_and_kept(fake, tmp_path):
 
 
 def test_decoders_take_turns_and_the_first_place_goes_round(fake, tmp_path):
-    run(fake, plan(["eagle3-default"]), tmp_path)
+    what = plan(["eagle3-default"])
+    run(fake, what, tmp_path)
     names = [name for name, _ in fake.order]
     assert names[:2] == ["plain", "eagle3-default"]  # warm-up
-    assert names[2:] == ["plain", "eagle3-default", "eagle3-default", "plain"] * 4
+    turns = [names[start : start + 2] for start in range(2, len(names), 2)]
+    assert all(set(turn) == {"plain", "eagle3-default"} for turn in turns)
+    first = Counter((turn[0].task, turn[0].configuration) for turn in what.turns(0))
+    assert set(first.values()) == {2}  # with each task
+    assert [turn[0].configuration for turn in what.turns(0)] == [turn[0] for turn in turns]
+
+
+def test_a_memory_is_told_the_task_as_its_tenant(fake, tmp_path):
+    run(fake, plan(["adaptive+drift"], rounds=1), tmp_path)
+    told = {
+        (name, prompt, params and params["adaptive"]["tenant"]) for name, prompt, params in fake.asked[2:]
+    }  # after the warm-up
+    assert told == {
+        ("plain", 1, None),
+        ("plain", 2, None),
+        ("plain", 3, None),
+        ("plain", 4, None),
+        ("adaptive+drift", 1, "x"),
+        ("adaptive+drift", 2, "x"),
+        ("adaptive+drift", 3, "y"),
+        ("adaptive+drift", 4, "y"),
+    }
 
 
 def test_a_batch_is_sent_at_once_and_batch_sizes_take_turns(fake, tmp_path):
@@ -131,6 +154,9 @@ def test_a_line_that_was_cut_is_dropped(fake, tmp_path):
     path.write_bytes(path.read_bytes()[:-5])
     assert len(opened(plan(), tmp_path).cells) == 15
     assert path.read_bytes().endswith(b"\n")
+    batched = path.read_text().replace('"batch_size": 1', '"batch_size": 2')
+    path.write_text(batched)  # as if every second row of a batch had been cut
+    assert opened(plan(), tmp_path).cells == {}
     path.write_text('{"block": 0}\n')
     with pytest.raises(StoreError, match="a line that is no row"):
         opened(plan(), tmp_path)

@@ -89,7 +89,7 @@ def test_defaults_need_no_file():
         "dcs": {"divisor": 0.5, "alpha": 0.3, "initial_rar": 0.5, "breaker_steps": 5},
         "talon": {"budget": None},
         "margin": {"kappa": None, "sampled": False, "max_promotions": 1, "top_k_guard": 0},
-        "graphs": {"memory_budget_gb": None, "max_batch_size": None, "max_rows": None},
+        "graphs": {"memory_budget_gb": None, "max_batch_size": 16, "max_rows": None},
         "fly": {"top": 3, "min_entropy": 0.3, "window": 6},
         "drift": {
             "enabled": False,

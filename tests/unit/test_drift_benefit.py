@@ -39,6 +39,15 @@ def test_a_harmful_memory_is_switched_off_and_a_good_one_on_again() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
+def test_harder_text_for_both_sides_is_not_taken_for_harm(seed: int) -> None:
+    """The few steps without correction remember as far back as the many with it."""
+    benefit = Benefit(check_every=16)
+    assert run(benefit, 8000, with_memory=0.72, without=0.7, seed=seed) == []
+    assert run(benefit, 3000, with_memory=0.35, without=0.3, seed=seed + 100) == []
+    assert benefit.with_memory.mean > benefit.without.mean - 0.1
+
+
+@pytest.mark.parametrize("seed", range(5))
 def test_a_good_memory_stays_on(seed: int) -> None:
     assert run(Benefit(check_every=8), 5000, with_memory=0.5, without=0.4, seed=seed) == []
 

@@ -124,6 +124,12 @@ class DictionaryModel:
         free = [place for place in age if self.slots[place] is None]
         surplus = {place for places in own.values() for place in places[: max(0, len(places) - share)]}
         pool = free + [place for place in age if place in surplus]
+        due = [
+            row
+            for place, row in enumerate(founders)
+            if len(own[banks[row]]) + sum(banks[other] == banks[row] for other in founders[:place]) < share
+        ]
+        founders = due + [row for row in founders if row not in due]
         claimed = {}
         for row in founders:
             if pool:
@@ -194,6 +200,7 @@ def test_memory_does_what_the_dictionary_model_does(
             model.corrected(h, x, bank, fallback) if bank != NO_BANK else x
             for h, x, bank in zip(hidden.tolist(), draft.tolist(), banks, strict=True)
         ]
+        model.clock += 1
         torch.testing.assert_close(logits, torch.tensor(wanted), rtol=1e-4, atol=1e-4)
         memory.learn(hidden, draft, target, torch.tensor(banks))
         model.learn(hidden.tolist(), draft.tolist(), target.tolist(), banks)
@@ -204,6 +211,17 @@ def test_memory_does_what_the_dictionary_model_does(
                 assert found == pytest.approx(slot.bias, abs=1e-4)
                 assert memory.last_used[place] == slot.last_used
                 assert memory.keys[place].tolist() == pytest.approx(slot.key, abs=1e-4)
+
+
+def test_a_bank_below_its_share_comes_before_one_that_has_more() -> None:
+    """Of four slots bank 1 holds three, and both banks want one more in the same call: bank 0 gets it, and keeps its own."""
+    memory = make(replace(SMALL, num_slots=4, threshold=0.999))
+    keys = torch.eye(3)
+    logits = torch.randn(5, VOCAB, generator=torch.Generator().manual_seed(0))
+    memory.learn(keys, logits[:3], -logits[:3], torch.tensor([1, 1, 1]))
+    memory.learn(keys[:1], logits[3:4], -logits[3:4], torch.tensor([0]))
+    memory.learn(-keys[:2], logits[:2], -logits[:2], torch.tensor([1, 0]))
+    assert memory.occupancy() == [2, 2]
 
 
 def taught(seed: int = 0, count: int = 20, bank: int = 0, params: DriftParams = SMALL) -> DriftMemory:

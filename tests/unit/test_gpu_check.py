@@ -206,9 +206,36 @@ def run_main(gpu_check, capsys, argv, backend) -> tuple[int, list[str], dict]:
 def test_main_lists_each_check_and_ends_with_one_json_line(gpu_check, capsys):
     status, lines, result = run_main(gpu_check, capsys, [], FakeBackend())
     assert status == 0
-    assert [line.split("  ")[0] for line in lines] == ["PASS"] * 7 + ["SKIP"]
+    assert [line.split("  ")[0] for line in lines] == ["PASS"] * 8 + ["SKIP"]
     assert (result["ok"], result["device"], result["sglang_checked"]) == (True, "fake", False)
-    assert [(check["name"], check["is_ok"]) for check in result["checks"]] == [(name, True) for name in ALL_NAMES]
+    names = [*ALL_NAMES, "DRIFT memory"]
+    assert [(check["name"], check["is_ok"]) for check in result["checks"]] == [(name, True) for name in names]
+    assert result["checks"][-1]["figures"]["step_us"] > 0
+
+
+@pytest.fixture
+def small_memory(gpu_check, monkeypatch):
+    monkeypatch.setattr(gpu_check, "MEMORY_HIDDEN", 16)
+    monkeypatch.setattr(gpu_check, "MEMORY_VOCAB", 64)
+    return lambda backend: next(gpu_check.check_memory(gpu_check.Device(backend, CPU, {})))
+
+
+def test_a_correction_that_is_not_in_the_graph_fails(small_memory):
+    class Stale(FakeBackend):
+        def replay(self, run):
+            pass
+
+    assert small_memory(FakeBackend()).is_ok
+    assert not small_memory(Stale()).is_ok
+
+
+def test_a_memory_that_reads_a_device_value_on_the_host_fails(small_memory, monkeypatch):
+    from drift.memory import DriftMemory
+
+    learn = DriftMemory.learn
+    monkeypatch.setattr(DriftMemory, "learn", lambda self, *args: (self.clock.item(), learn(self, *args)))
+    found = small_memory(FakeBackend())
+    assert (found.is_ok, "synchronizing" in found.detail) == (False, True)
 
 
 def test_main_fails_where_nothing_was_captured(gpu_check, capsys):

@@ -1,12 +1,15 @@
 """The references that train: they learn the text they are given, and leave the draft that they start from alone."""
 
+import math
+
 import torch
 
 from adaptivespec.draft_training.model import Eagle3Draft
 from adaptivespec.draft_training.ttt import Batch
 from adaptivespec.offline.chain import Trace, decode, rejected_residuals
-from adaptivespec.offline.statistics import recovery
+from adaptivespec.offline.statistics import Case, recovery
 from adaptivespec.offline.tuning import Tuner, tuned_draft
+from drift.params import DriftParams
 
 HIDDEN, VOCAB = 8, 12
 CONFIG = {
@@ -48,8 +51,15 @@ def test_tuning_gives_a_draft_that_needs_no_gradient_and_repeats() -> None:
 
 
 def test_recovery_is_a_share_of_what_the_reference_gains() -> None:
-    found = recovery([[1, 1]] * 8, [[0, 0]] * 8, [[2, 2]] * 8)
-    assert found == (0.5, 0.5, 0.5)
+    half = Case([[1, 1]] * 8, [[0, 0]] * 8, [[2, 2]] * 8)
+    nothing = Case([[0, 0]] * 5, [[0, 0]] * 5, [[2, 2]] * 5)
+    assert recovery([half]) == (0.5, 0.5, 0.5)
+    assert recovery([half, nothing]) == (0.25, 0.25, 0.25)
+
+
+def test_a_reference_that_gains_nothing_gives_no_share() -> None:
+    found = recovery([Case([[1, 1]] * 4, [[0, 0]] * 4, [[0, 0]] * 4)])
+    assert all(map(math.isnan, found))
 
 
 def test_residuals_are_those_of_the_rejected_drafts() -> None:
@@ -60,6 +70,6 @@ def test_residuals_are_those_of_the_rejected_drafts() -> None:
     target = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
     trace = Trace(torch.zeros(4, 2, 4), draft, target, tokens)
     assert decode(trace) == [1, 1]
-    found = rejected_residuals(trace)
-    expected = target[1].log_softmax(0) - draft[0, 1].log_softmax(0)
+    found = rejected_residuals(trace, DriftParams(num_tokens=3))
+    expected = target[1].log_softmax(0) - draft[0, 1].log_softmax(0)  # all three tokens are the support
     torch.testing.assert_close(found[0], expected)

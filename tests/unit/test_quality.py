@@ -54,6 +54,7 @@ def test_figures_are_against_the_strict_answer_to_the_same_prompt(quality):
         ("no number", "#### 7", False),
         ("7", None, None),
         ("7", "blue", None),
+        ("3", "\\frac{14}{3}", None),
     ],
 )
 def test_the_last_number_is_graded(quality, text, gold, right):

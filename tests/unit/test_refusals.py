@@ -35,6 +35,7 @@ REFUSED_VALUES = {
     "speculative_accept_threshold_acc": [0.5],
     "attention_backend": ["trtllm_mha", "flashmla", "torch_native", "intel_amx"],
     "decode_attention_backend": ["trtllm_mha", "flashmla"],
+    "prefill_attention_backend": ["trtllm_mha", "torch_native"],
     "speculative_draft_attention_backend": ["trtllm_mha", "torch_native"],
     "lora_paths": [["adapter"]],
     "aux_hidden_state_capture": ["{}"],
