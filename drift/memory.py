@@ -77,14 +77,20 @@ class DriftMemory:
             fallback: ``[R]`` int64, banks that are asked where a row's own has no prototype within the threshold.
         """
         params = self.params
+        is_asked, answering = banks != NO_BANK, banks
+        if _is_known_empty(is_asked):
+            return
         product = self._product(_unit(hidden))
         cosine = self._in_bank(product, banks)
-        is_asked, answering = banks != NO_BANK, banks
         if fallback is not None:
             asks_on = is_asked & (fallback != NO_BANK) & (cosine.amax(dim=1) < params.threshold)
             cosine = torch.where(asks_on.unsqueeze(1), self._in_bank(product, fallback), cosine)
             answering = torch.where(asks_on, fallback, banks)
             self._count(fallback, lookups=asks_on)
+        self._count(banks, lookups=is_asked)
+        if _is_known_empty(cosine >= params.threshold):
+            self.clock += 1
+            return
         near, slots = cosine.topk(min(params.num_neighbours, params.num_slots), dim=1)
         is_near = near >= params.threshold
         weights = torch.exp(-0.5 * ((1 - near) / (1 - params.threshold)).square()).masked_fill(~is_near, 0.0)
@@ -97,7 +103,6 @@ class DriftMemory:
         else:
             logits.scatter_add_(1, tokens.flatten(1), biases.flatten(1))
         self._touch(slots, is_near)
-        self._count(banks, lookups=is_asked)
         self._count(answering, hits=is_near[:, 0])
         self.gain_applied.scatter_add_(0, answering.clamp(min=0), weights.sum(dim=1, dtype=torch.float64))
         self.clock += 1
@@ -129,13 +134,14 @@ class DriftMemory:
         alike = ((key @ key.T) >= params.threshold) & (banks.unsqueeze(1) == banks)
         is_new = _is_first(alike, (banks != NO_BANK) & ~is_within)
         self._touch(slot, is_within)
-        new_slot, is_new = self._claim(banks, is_new)
-        # A slot that is both the oldest and met now stays with those who met it.
-        is_new &= ~((new_slot.unsqueeze(1) == slot) & is_met).any(dim=1)
-
-        self._count(banks, allocations=is_new)
-        evicted = self.owner[new_slot]
-        self._count(evicted, evictions=is_new & (evicted != NO_BANK))
+        new_slot = slot
+        if not _is_known_empty(is_new):
+            new_slot, is_new = self._claim(banks, is_new)
+            # A slot that is both the oldest and met now stays with those who met it.
+            is_new &= ~((new_slot.unsqueeze(1) == slot) & is_met).any(dim=1)
+            self._count(banks, allocations=is_new)
+            evicted = self.owner[new_slot]
+            self._count(evicted, evictions=is_new & (evicted != NO_BANK))
 
         old_key, old_tokens, old_bias = self.keys[slot], self.token_ids[slot], self.bias[slot]
         met_tokens, met_bias = _merge(old_tokens, old_bias * (1 - params.rate), tokens, residual * params.rate)
@@ -267,6 +273,11 @@ def residuals(draft_logits: Tensor, target_logits: Tensor, num_tokens: int, clip
 
 def _unit(vectors: Tensor) -> Tensor:
     return torch.nn.functional.normalize(vectors.float(), dim=-1)
+
+
+def _is_known_empty(mask: Tensor) -> bool:
+    """Whether a mask is seen to hold nowhere: on the CPU, where looking costs nothing and saves the rest."""
+    return mask.device.type == "cpu" and not bool(mask.any())
 
 
 def _is_first(alike: Tensor, mask: Tensor) -> Tensor:

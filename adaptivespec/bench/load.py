@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from adaptivespec.bench.configurations import VALID_NAMES, ServerPlan, parse_configurations, server_plans
 from adaptivespec.bench.plan import write_config
+from adaptivespec.bench.report import REPORT_NAME
 from adaptivespec.bench.run import places_of, set_state
 from adaptivespec.command_line import EXIT_FAILED, EXIT_INTERRUPTED, end_on_sigterm, positive
 from adaptivespec.errors import AdaptiveSpecError
@@ -22,7 +23,7 @@ from adaptivespec.launch import Server, ServerFailedError, named_failure
 from adaptivespec.plots import SET_COLOURS, STYLE, png
 from adaptivespec.prompt_files import PromptFile, add_arguments, fill_in_pair
 from adaptivespec.provenance import provenance
-from adaptivespec.reports import whole_lines, write_whole
+from adaptivespec.reports import render_template, whole_lines, write_whole
 
 START_SECONDS = 900
 LOAD_SECONDS = 3600
@@ -30,7 +31,7 @@ DESCRIPTION = """Decoders under load: SGLang's bench_serving against a real serv
 
 Closed loop at each of --concurrencies, and open loop (Poisson arrivals) at each of --rates. Every load of a decoder gets the
 same prompts, after the prefix cache has been flushed. Writes OUT/load.jsonl, a line for each load as it
-is measured, load.csv and load.png. The last line of the output is one JSON object."""
+is measured, load.csv, load.png and report.html. The last line of the output is one JSON object."""
 
 
 class LoadError(AdaptiveSpecError, RuntimeError):
@@ -214,7 +215,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with rows.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(load)) + "\n")
 
-    problem, exit_code = None, 0
+    problem, exit_code, origin = None, 0, provenance()
     end_on_sigterm()
     try:
         parse_configurations(options.configurations, "DRAFT")  # a mistyped name costs no download
@@ -236,14 +237,26 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"at most {options.max_new_tokens} tokens, {options.dtype}"
         )
         try:
+            picture = figure(found, caption)
             write_whole(options.out / "load.csv", _csv(found).encode())
-            write_whole(options.out / "load.png", figure(found, caption))
+            write_whole(options.out / "load.png", picture)
+            html = render_template(
+                "load.html",
+                pictures={"load": picture},
+                problem=problem,
+                target=options.target,
+                draft=options.draft,
+                caption=caption,
+                loads=[asdict(load) | {"name": _name(load.concurrency, load.rate)} for load in found],
+                origin=origin,
+            )
+            write_whole(options.out / REPORT_NAME, html.encode())
         except OSError as error:
             problem, exit_code = problem or str(error), exit_code or EXIT_FAILED
             print(error, file=sys.stderr)
     print(
         json.dumps(
-            {"complete": problem is None, "problem": problem, "loads": [asdict(load) for load in found], **provenance()}
+            {"complete": problem is None, "problem": problem, "loads": [asdict(load) for load in found], **origin}
         )
     )
     return exit_code

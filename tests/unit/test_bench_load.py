@@ -69,6 +69,7 @@ def test_every_decoder_gets_every_load_alone(arguments, tmp_path: Path, capsys):
     table = list(csv.DictReader((tmp_path / "out" / "load.csv").open()))
     assert [row["rate"] for row in table] == ["", "", "0.5"] * 3
     assert (tmp_path / "out" / "load.png").read_bytes().startswith(b"\x89PNG")
+    assert "0.5 a second" in (tmp_path / "out" / "report.html").read_text()
     sent = [json.loads(row) for row in (tmp_path / "out" / "prompts.jsonl").read_text().splitlines()]
     assert [row["conversations"][0]["content"] for row in sent] == ["0?", "1?"]
     assert load.main(options) == 1, "a former run is not written over"
@@ -97,7 +98,7 @@ def test_a_failure_keeps_what_was_measured(arguments, tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize(
     "extra",
-    [["--concurrencies"], ["--concurrencies", "0"], ["--concurrencies", "3"], ["--rates", "nan"], ["--rounds", "2"]],
+    [["--concurrencies"], ["--concurrencies", "0"], ["--concurrencies", "3"], ["--rates", "nan"]],
 )
 def test_loads_that_make_no_sense_are_refused(arguments, extra, capsys):
     with pytest.raises(SystemExit):
@@ -107,5 +108,7 @@ def test_loads_that_make_no_sense_are_refused(arguments, extra, capsys):
 
 def test_a_client_that_fails_says_how_to_see_it(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(load.sys, "executable", "false")
-    with pytest.raises(load.LoadError, match=r"found exit code 1, 0 of 2 requests, nothing; expected every request"):
+    with pytest.raises(
+        load.LoadError, match=r"found exit code 1, nothing, 0 of 2 requests answered; expected every request"
+    ):
         load.bench_serving("http://127.0.0.1:9", "T", tmp_path / "prompts.jsonl", 2, 8, 1, None)

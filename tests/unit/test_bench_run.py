@@ -73,10 +73,10 @@ def test_a_memory_is_told_the_task_as_its_tenant(fake, tmp_path):
         ("plain", 2, None),
         ("plain", 3, None),
         ("plain", 4, None),
-        ("adaptive+drift", 1, "x"),
-        ("adaptive+drift", 2, "x"),
-        ("adaptive+drift", 3, "y"),
-        ("adaptive+drift", 4, "y"),
+        ("adaptive-drift", 1, "x"),
+        ("adaptive-drift", 2, "x"),
+        ("adaptive-drift", 3, "y"),
+        ("adaptive-drift", 4, "y"),
     }
 
 

@@ -1,11 +1,74 @@
 """Where each tree node's hidden state is found, against SGLang's own tree building."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from adaptivespec.sglang_plugin.drift_link import states_of_nodes
+from adaptivespec.config import DriftConfig
+from adaptivespec.sglang_plugin.drift_link import DriftLink, states_of_nodes
+from adaptivespec.shapes import TreeShape
 
 pytest.importorskip("sglang")
+
+
+def make_link(**config) -> DriftLink:
+    processor = torch.nn.Identity()
+    processor.vocab_size = 16
+    model = SimpleNamespace(config=SimpleNamespace(hidden_size=4), logits_processor=processor)
+    worker = SimpleNamespace(draft_runner=SimpleNamespace(model=model, dtype=torch.float32), device="cpu")
+    shapes = (TreeShape(2, 1, 3),)
+    return DriftLink(worker, shapes, 4, DriftConfig(enabled=True, num_slots=8, num_tokens=2, **config), "draft")
+
+
+def request(tenant: str | None = None, *, extra_key: str | None = None, cache_salt: str | None = None):
+    custom = {"adaptive": {"tenant": tenant}} if tenant else None
+    penalties = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "min_new_tokens": 0}
+    params = SimpleNamespace(custom_params=custom, logit_bias=None, **penalties)
+    return SimpleNamespace(extra_key=extra_key, cache_salt=cache_salt, grammar=None, sampling_params=params)
+
+
+def test_whatever_isolates_the_prefix_cache_isolates_the_memory():
+    link = make_link()
+    link.begin([request(), request("a"), request(cache_salt="a"), request(extra_key="a")])
+    link.begin([request("a", cache_salt="b"), request("b", cache_salt="b"), request(cache_salt="b", extra_key="a")])
+    names = link.tenants.banks
+    assert sorted(name.partition(":")[0] for name in names) == ["key"] * 4 + ["tenant"] * 2
+    assert len(set(names.values())) == 6
+
+
+def test_a_frozen_memory_takes_in_nobody_and_loses_nothing():
+    link = make_link(num_banks=1)
+    link.begin([request("known")])
+    link.memory.learn(torch.ones(1, 4), torch.zeros(1, 16), torch.randn(1, 16), torch.zeros(1, dtype=torch.int64))
+    link.is_frozen = True
+    link.begin([request("newcomer")])
+    assert link.corrected_rows() == [None]
+    assert (link.tenants.banks, link.memory.occupancy()) == ({"tenant:known": 0}, [1])
+    assert "tenant:newcomer" not in link._benefits
+
+
+def test_requests_beyond_the_banks_are_neither_corrected_nor_counted():
+    link = make_link(num_banks=1, check_every=0)
+    first, second = request("one"), request("two")
+    link.begin([first, second])
+    assert link.corrected_rows() == [True, None]
+    link.begin_extend()
+    assert link.corrected_rows() == [True, None]
+    link.begin([second])  # which has the bank now
+    assert link.corrected_rows() == [True]
+
+
+def test_new_weights_empty_it_and_no_bank_file_is_written_any_more(tmp_path):
+    (tmp_path / "draft").mkdir()
+    link = make_link(file=str(tmp_path / "bank"))
+    link.begin([request("one")])
+    link.memory.learn(torch.ones(1, 4), torch.zeros(1, 16), torch.randn(1, 16), torch.zeros(1, dtype=torch.int64))
+    link.save()
+    link.on_new_weights()
+    assert link.memory.occupancy()[0] == 0
+    with pytest.raises(OSError, match="updated since the start"):
+        link.save()
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 4), (3, 4, 8), (4, 3, 9), (5, 4, 8), (2, 1, 3), (5, 1, 6)])

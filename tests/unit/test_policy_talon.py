@@ -136,7 +136,7 @@ def test_depth_follows_confidence_where_deeper_shapes_are_wider_too():
 def test_among_chains_the_deepest_within_the_budget_is_chosen():
     start = PRESETS["short"].low
     for top1_prob in (0.01, 0.5, 1.0):
-        assert choice(make(span="short", start=start), top1_prob) == TreeShape(3, 1, 4)
+        assert choice(make(span="short", start=start), top1_prob) == TreeShape(4, 1, 5)
         assert choice(make(span="short", start=start, budget=3), top1_prob) == TreeShape(2, 1, 3)
 
 

@@ -15,20 +15,20 @@ def test_run_replays_everything_that_is_asked(tmp_path, capsys):
     path = tmp_path / "trace.json"
     trace().save(path)
     config = tmp_path / "eager.json"
-    config.write_text(json.dumps({"dcs": {"divisor": 0.1}, "shape": {"range": "short"}}))
-    argv = ["run", "--trace", str(path), "--policy", "dcs", "talon", "--range", "short", "1-1-2:2-1-3"]
+    config.write_text(json.dumps({"dcs": {"divisor": 0.1}, "shape": {"range": {"low": [1, 1, 2], "high": [3, 1, 4]}}}))
+    argv = ["run", "--trace", str(path), "--policy", "dcs", "talon", "--range", "1-1-2:3-1-4", "1-1-2:2-1-3"]
     assert command.main([*argv, "--config", str(config)]) == 0
     line = json.loads(capsys.readouterr().out.splitlines()[-1])
     rows = line["rows"]
     statics = [f"static {shape}" for shape in trace().step_ms]
-    policies = ["dcs short", "talon short", "dcs 1-1-2:2-1-3", "talon 1-1-2:2-1-3", str(config)]
+    policies = ["dcs 1-1-2:3-1-4", "talon 1-1-2:3-1-4", "dcs 1-1-2:2-1-3", "talon 1-1-2:2-1-3", str(config)]
     assert list(rows) == [HINDSIGHT, *statics, *policies]
     for row in rows.values():
         assert row["of_hindsight_best"] <= 1
         assert set(row["tokens_per_s"]) == {"x", "y"}
         assert sum(row["shape_share"].values()) == pytest.approx(1, abs=0.01)
     # Among chains talon takes the deepest.
-    assert rows["talon short"] == rows["static (3,1,4)"]
+    assert rows["talon 1-1-2:3-1-4"] == rows["static (3,1,4)"]
     assert rows[line["best_static"]]["of_best_static"] == 1
     assert line["cost_ms"] == {"plain": 50, "(1,1,2)": 60, "(2,1,3)": 70, "(3,1,4)": 80, "(3,4,4)": 90}
     assert (tmp_path / "replay.png").read_bytes().startswith(b"\x89PNG")
@@ -41,6 +41,7 @@ def test_run_replays_everything_that_is_asked(tmp_path, capsys):
     ("argv", "message"),
     [
         (["--range", "paper"], "dcs paper: found a trace without (4,4,5)"),
+        ([], "dcs short: found a trace without (4,1,5)"),
         (["--range", "1-1-2:"], "--range: found ''; expected three integers"),
         (["--config", "/no/such.json"], "/no/such.json: found No such file"),
         (["--trace", "/no/trace.json"], "/no/trace.json: found No such file"),
@@ -65,15 +66,15 @@ def test_record_makes_a_trace_that_run_replays(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(command, "prepare", prepare)
     out = tmp_path / "out"
     options = command.parse(
-        ["record", "--prompts", "x=x.jsonl", "--range", "short", "--shapes", "3-4-4", "1-1-2", "--out", str(out)]
+        ["record", "--prompts", "x=x.jsonl", "--range", "1-1-2:3-1-4", "--shapes", "3-4-4", "1-1-2", "--out", str(out)]
     )
     assert command.command_record(options, fresh_fake()) == 0
     line = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert line["shapes"] == ["(3,4,4)", "(1,1,2)", "(2,1,3)", "(3,1,4)"]
     assert line["check"]["same_steps"] == line["check"]["compared"] == 16
     assert asked[0].grade is False
-    assert command.main(["run", "--trace", line["trace"], "--range", "short"]) == 0
-    assert "dcs short" in json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert command.main(["run", "--trace", line["trace"], "--range", "1-1-2:3-1-4"]) == 0
+    assert "dcs 1-1-2:3-1-4" in json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
 
 
 def test_record_needs_a_shape(capsys):

@@ -35,6 +35,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "adaptivespec/demo/draft/model.safetensors",
         "adaptivespec/demo/draft/config.json",
         "adaptivespec/reports/bench.html",
+        "adaptivespec/reports/load.html",
         "adaptivespec/sglang_plugin/worker.py",
         "cuda_graphs/registry.py",
         "drift/__init__.py",

@@ -81,7 +81,7 @@ class FakeTraceServer(FakeBenchServer):
 
 
 def fresh_fake(**changes) -> type[FakeTraceServer]:
-    return type("Fake", (FakeTraceServer,), {"alive": [], "order": [], **changes})
+    return type("Fake", (FakeTraceServer,), {"alive": [], "order": [], "asked": [], **changes})
 
 
 def traced(prompt: int = 0, prompt_set: str = "x", **changes) -> TracedAnswer:
