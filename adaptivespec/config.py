@@ -45,7 +45,7 @@ class ShapeConfig(Section):
 
     Args:
         range: the shapes that `dcs`, `talon` and `cycle` choose from. JSON: "paper" (the published range), "short" (chains
-            of one to three drafts), or {"low": [num_steps, topk, num_draft_tokens], "high": [...]}, num_draft_tokens
+            of one to four drafts), or {"low": [num_steps, topk, num_draft_tokens], "high": [...]}, num_draft_tokens
             counting the root. null: "short" on a CPU, "paper" on an accelerator. Wider: more runtime states, more graph
             memory, more room to adapt. Source: AdaptiveSpec paper.
         start: the shape used before any request has a signal, and always by `static`. null: that of SGLang's three
