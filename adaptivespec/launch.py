@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from adaptivespec.errors import AdaptiveSpecError
+from adaptivespec.shapes import TreeShape
 
 _GRACE_SECONDS = 3.0
 DYING_SECONDS = 5  # a server closes its connections some time before it ends
@@ -31,6 +32,16 @@ class ServerFailedError(AdaptiveSpecError, RuntimeError):
     def __init__(self, *, log_tail: str, **kwargs: str) -> None:
         super().__init__(**kwargs)
         self.log_tail = log_tail
+
+
+def speculation_args(algorithm: str, draft: str | Path, shape: TreeShape | None = None) -> tuple[str, ...]:
+    """Arguments of the launch command that choose an algorithm with its draft, and where given the tree shape."""
+    args = ("--speculative-algorithm", algorithm, "--speculative-draft-model-path", str(draft))
+    if shape is None:
+        return args
+    num_steps, topk, num_draft_tokens = map(str, shape.to_list())
+    args += ("--speculative-num-steps", num_steps, "--speculative-eagle-topk", topk)
+    return (*args, "--speculative-num-draft-tokens", num_draft_tokens)
 
 
 def free_port() -> int:

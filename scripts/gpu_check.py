@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs from a c
 
 import torch
 
+from adaptivespec.launch import speculation_args
 from adaptivespec.shapes import PRESETS
 from cuda_graphs import GraphBackend, RegistryError
 from cuda_graphs.cuda import CudaBackend
@@ -162,7 +163,7 @@ def check_sglang_states(target: str, draft: str, launch: Sequence[str] = LAUNCH)
         draft: folder or name of its EAGLE-3 draft.
         launch: the command that starts a server, without its options.
     """
-    speculation = ("--speculative-algorithm", "ADAPTIVE", "--speculative-draft-model-path", draft)
+    speculation = speculation_args("ADAPTIVE", draft)
     try:
         with running_server([*launch, *server_options(target)]) as url:
             reference = ask(url)

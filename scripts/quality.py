@@ -27,7 +27,7 @@ from transformers import AutoTokenizer
 from adaptivespec.bench.run import set_state
 from adaptivespec.command_line import run_main
 from adaptivespec.errors import AdaptiveSpecError
-from adaptivespec.launch import Server, named_failure
+from adaptivespec.launch import Server, named_failure, speculation_args
 from adaptivespec.prompt_files import add_arguments, chat_token_ids, fill_in_pair
 from adaptivespec.provenance import provenance
 from adaptivespec.sglang_plugin.admin import KAPPA_KEY, STRICT
@@ -74,8 +74,7 @@ def main() -> int:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(config))
         command = ["--dtype", args.dtype, "--sleep-on-idle", "--max-total-tokens", "20000"]
-        command += ["--speculative-algorithm", "ADAPTIVE", "--speculative-draft-model-path", str(args.draft)]
-        command += ["--speculative-adaptive-config", str(path)]
+        command += [*speculation_args("ADAPTIVE", args.draft), "--speculative-adaptive-config", str(path)]
         records: list[Record] = []
         problem: AdaptiveSpecError | OSError | KeyboardInterrupt | None = None
         try:

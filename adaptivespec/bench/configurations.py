@@ -8,6 +8,7 @@ from typing import Any
 from adaptivespec.config import MarginConfig
 from adaptivespec.config_checks import shape_range
 from adaptivespec.errors import ConfigError
+from adaptivespec.launch import speculation_args
 from adaptivespec.reports import file_name
 from adaptivespec.sglang_plugin.admin import KAPPA_KEY, SHAPE_KEY, STRICT, UNPIN
 from adaptivespec.shapes import NO_SPECULATION, TreeShape
@@ -128,7 +129,7 @@ def parse_configuration(name: str, draft: str) -> Configuration:
     kappa = None
     if "verifier" not in adaptive:  # an operator cannot give back FLy what it has without a kappa
         kappa = adaptive.pop("margin", {}).get("kappa")
-    return Configuration(name, _draft_args(ADAPTIVE_NAME, draft), adaptive, pinned, kappa)
+    return Configuration(name, speculation_args(ADAPTIVE_NAME, draft), adaptive, pinned, kappa)
 
 
 def parse_configurations(names: Sequence[str], draft: str) -> list[Configuration]:
@@ -159,7 +160,7 @@ def _stock_args(name: str, draft: str) -> tuple[str, ...]:
     """Arguments of the decoders that are SGLang's own."""
     if name == PLAIN:
         return ()
-    args = _draft_args("EAGLE3", draft)
+    args = speculation_args("EAGLE3", draft)
     if name == "eagle3-default":
         return args
     if name == "sglang-adaptive":
@@ -169,8 +170,7 @@ def _stock_args(name: str, draft: str) -> tuple[str, ...]:
     shape = TreeShape.parse(name.removeprefix(_EAGLE3), where=f"configuration {name}")
     if shape == NO_SPECULATION:
         raise _unknown(name, f"{shape}, which drafts nothing")
-    options = ("--speculative-num-steps", "--speculative-eagle-topk", "--speculative-num-draft-tokens")
-    return (*args, *(text for pair in zip(options, map(str, shape.to_list()), strict=True) for text in pair))
+    return speculation_args("EAGLE3", draft, shape)
 
 
 def _has_cuda() -> bool:
@@ -216,10 +216,6 @@ def range_in_json(text: str, where: str) -> Any:
         ends = {"low": TreeShape.parse(low, where).to_list(), "high": TreeShape.parse(high, where).to_list()}
     shape_range(ends, where)
     return ends
-
-
-def _draft_args(algorithm: str, draft: str) -> tuple[str, ...]:
-    return "--speculative-algorithm", algorithm, "--speculative-draft-model-path", draft
 
 
 def _unknown(name: str, found: str) -> ConfigError:

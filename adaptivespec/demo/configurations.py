@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
+from adaptivespec.launch import speculation_args
 from adaptivespec.reports import file_name
+from adaptivespec.shapes import TreeShape
 
 COMMON_ARGS = (
     "--dtype",
@@ -38,17 +40,7 @@ def speculative_configurations(draft: str, *, quick: bool = False) -> list[Confi
         draft: folder or hub name of the EAGLE-3 draft.
         quick: only SGLang's default and ADAPTIVE.
     """
-    chains = [] if quick else [_eagle3(draft, shape) for shape in ((3, 1, 4), (7, 1, 8))]
-    default = Configuration("EAGLE3 default", _draft_args("EAGLE3", draft))
-    return [*chains, default, Configuration(ADAPTIVE_NAME, _draft_args("ADAPTIVE", draft))]
-
-
-def _eagle3(draft: str, shape: tuple[int, int, int]) -> Configuration:
-    options = ("--speculative-num-steps", "--speculative-eagle-topk", "--speculative-num-draft-tokens")
-    flags = [text for option, value in zip(options, shape, strict=True) for text in (option, str(value))]
-    name = "EAGLE3 ({},{},{})".format(*shape)
-    return Configuration(name, (*_draft_args("EAGLE3", draft), *flags))
-
-
-def _draft_args(algorithm: str, draft: str) -> tuple[str, ...]:
-    return "--speculative-algorithm", algorithm, "--speculative-draft-model-path", draft
+    shapes = () if quick else (TreeShape(3, 1, 4), TreeShape(7, 1, 8))
+    chains = [Configuration(f"EAGLE3 {shape}", speculation_args("EAGLE3", draft, shape)) for shape in shapes]
+    default = Configuration("EAGLE3 default", speculation_args("EAGLE3", draft))
+    return [*chains, default, Configuration(ADAPTIVE_NAME, speculation_args(ADAPTIVE_NAME, draft))]

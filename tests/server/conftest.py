@@ -17,7 +17,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from adaptivespec.config import DriftConfig
-from adaptivespec.launch import Server
+from adaptivespec.launch import Server, speculation_args
+from adaptivespec.shapes import TreeShape
 from tests.server.client import Client, Reference
 from tests.server.models import CYCLE, make_cyclic_pair, make_poison_draft, make_poisoned_bank
 from tests.server.prompts import ALL, to_ids
@@ -98,7 +99,7 @@ def adaptive_args(servers: Servers, draft: Path) -> Callable[..., list[str]]:
         path = servers.folder / f"config-{len(list(servers.folder.glob('config-*')))}.json"
         path.write_text(json.dumps(config))
         return [
-            *("--speculative-algorithm", "ADAPTIVE", "--speculative-draft-model-path", str(draft_path)),
+            *speculation_args("ADAPTIVE", draft_path),
             *("--speculative-adaptive-config", str(path), "--enable-metrics"),
         ]
 
@@ -161,9 +162,7 @@ def poison(servers: Servers, target: Path, draft: Path, adaptive_args: Callable)
 @pytest.fixture(scope="session")
 def eagle3(servers: Servers, target: Path, draft: Path) -> Client:
     """SGLang's own EAGLE3 on the CPU engine."""
-    tree = ["--speculative-num-steps", "3", "--speculative-eagle-topk", "4", "--speculative-num-draft-tokens", "8"]
-    pair = ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(draft)]
-    return servers.get("eagle3", target, [*pair, *tree])
+    return servers.get("eagle3", target, [*speculation_args("EAGLE3", draft, TreeShape(3, 4, 8))])
 
 
 @pytest.fixture(scope="session")
