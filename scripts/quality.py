@@ -217,6 +217,7 @@ def figure(summary: dict[str, dict[str, Any]]) -> bytes:
             axes.plot(row["speed_over_strict"], row[key], "o", color="#D55E00" if kappa == "strict" else "#0072B2")
             axes.annotate(kappa, (row["speed_over_strict"], row[key]), xytext=(4, 4), textcoords="offset points")
         axes.set_title(title, fontsize=9)
+        axes.margins(0.15)  # room for the labels
         axes.set_xlabel("tokens/s over strict", fontsize=9)
     n = next(iter(summary.values()))["n"]
     fig.suptitle(f"kappa, {n} answers a point", fontsize=10)
