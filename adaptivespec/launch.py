@@ -36,7 +36,7 @@ class ServerFailedError(AdaptiveSpecError, RuntimeError):
 
 def speculation_args(algorithm: str, draft: str | Path, shape: TreeShape | None = None) -> tuple[str, ...]:
     """Arguments of the launch command that choose an algorithm with its draft, and where given the tree shape."""
-    args = ("--speculative-algorithm", algorithm, "--speculative-draft-model-path", str(draft))
+    args: tuple[str, ...] = ("--speculative-algorithm", algorithm, "--speculative-draft-model-path", str(draft))
     if shape is None:
         return args
     num_steps, topk, num_draft_tokens = map(str, shape.to_list())
