@@ -9,8 +9,8 @@ JSON layout, every key optional:
      "margin": {"kappa": null, "sampled": false, "max_promotions": 1, "top_k_guard": 0},
      "fly": {"top": 3, "min_entropy": 0.3, "window": 6},
      "verifier": "margin", "strict_only": false,
-     "drift": {"enabled": false, "num_slots": 4096, "num_tokens": 32, "num_neighbours": 8, "gain": 0.6, "rate": 0.1,
-               "threshold": 0.9, "clip": 8.0, "num_banks": 8, "learn": true, "check_every": 16, "file": null},
+     "drift": {"enabled": false, "num_slots": 4096, "num_tokens": 32, "num_neighbours": 8, "gain": 1.0, "rate": 0.3,
+               "threshold": 0.95, "clip": 8.0, "num_banks": 8, "learn": true, "check_every": 16, "file": null},
      "graphs": {"memory_budget_gb": null, "max_batch_size": 16, "max_rows": null}}
 """
 

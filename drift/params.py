@@ -13,7 +13,8 @@ class DriftParams:
         num_neighbours: k, prototypes that a hidden state is corrected by at most.
         gain: factor on the bias.
         rate: weight of the newest residual in a prototype that is met again.
-        threshold: least cosine at which a prototype corrects a hidden state, or is taught by it.
+        threshold: least cosine at which a prototype corrects a hidden state, or is taught by it. The paper has gain 0.6, rate
+            0.1 and threshold 0.9; ours were chosen by measurement (scripts/RESULTS.md).
         clip: residuals are cut to [-clip, clip], in nats. Source: this project.
         num_banks: isolation keys that can have a bank at once; each is sure of num_slots // num_banks slots. Source:
             this project.
@@ -22,8 +23,8 @@ class DriftParams:
     num_slots: int = 4096
     num_tokens: int = 32
     num_neighbours: int = 8
-    gain: float = 0.6
-    rate: float = 0.1
-    threshold: float = 0.9
+    gain: float = 1.0
+    rate: float = 0.3
+    threshold: float = 0.95
     clip: float = 8.0
     num_banks: int = 8

@@ -133,7 +133,7 @@ def ada(servers: Servers, target: Path, adaptive_args: Callable, ada_config: dic
 @pytest.fixture(scope="session")
 def remembering(servers: Servers, target: Path, draft: Path, prompts: list, adaptive_args: Callable) -> Client:
     """ADAPTIVE with a memory, which starts with a bank that is wrong about the first two prompts' answers."""
-    memory = {"enabled": True, "num_slots": 1024, "gain": 1.0, "check_every": 8, "shared": True}
+    memory = {"enabled": True, "num_slots": 1024, "rate": 0.1, "threshold": 0.9, "check_every": 8, "shared": True}
     memory["file"] = str(servers.folder / "bank")
     if "remembering" not in servers:
         make_poisoned_bank(servers.folder / "bank", target, draft, prompts[:2], DriftConfig(**memory))

@@ -208,6 +208,8 @@ REFUSED = {
     "decode_attention_backend": "torch_native",
     "speculative_draft_attention_backend": "torch_native",
     "page_size": 16,
+    "enable_mixed_chunk": True,
+    "prefill_attention_backend": "torch_native",
 }
 
 
