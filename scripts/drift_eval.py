@@ -9,7 +9,7 @@ the first `--skip` of each set are for choosing settings, and for tuning; those 
 `--vary NAME=V,V` adds runs that differ from the setting in that one value. `--tune STEPS` adds two references that train:
 a draft tuned beforehand on the answers to the skipped prompts, and one that takes an optimizer step on every answer once it
 is given (on all its tokens). Recovery is what the memory gains over the draft alone as a share of what tuning beforehand gains,
-told where that is 0.03 or more, of everything and of the prompts that begin after 600 verify steps. `--general NAME` says which
+told where that is 0.03 or more on four prompts at least, of everything and of the prompts that begin after 600 verify steps. `--general NAME` says which
 set is what the draft was trained on, and adds a slow blend from it into each other set, and a sequence that switches sets every
 three prompts. The last line of the output is one JSON object.
 
@@ -46,6 +46,7 @@ ALONE, BASE, TUNED, ONLINE = "draft alone", "memory", "tuned beforehand", "tuned
 WINDOW = 50  # steps that a point of the curves is the mean of
 SWITCH_EVERY = 3  # prompts
 SETTLED = 600  # verify steps of the draft alone
+MIN_PROMPTS = 4  # for a share to be told of them
 MIN_WHOLE = 0.03  # what tuning must gain for a share of it to be told
 
 
@@ -170,7 +171,7 @@ def _summary(runs: dict[str, list[list[int]]], memories: dict[str, DriftMemory])
             "gain": _rounded(gain(steps, alone)),
         }
         start = _settled(alone)
-        if start < len(alone):
+        if len(alone) - start >= MIN_PROMPTS:
             found["gain_settled"] = _rounded(gain(steps[start:], alone[start:]))
         if TUNED in runs and label != TUNED:
             found |= _recoveries([runs], label)
@@ -200,7 +201,11 @@ def _recoveries(scenarios: Sequence[dict[str, list[list[int]]]], label: str) -> 
     settled = [Case(*(steps[_settled(case.without) :] for steps in case)) for case in cases]
     found = {}
     for key, some in (("recovery", cases), ("recovery_settled", settled)):
-        told = [case for case in some if case.without and gain(case.reference, case.without).value >= MIN_WHOLE]
+        told = [
+            case
+            for case in some
+            if len(case.without) >= MIN_PROMPTS and gain(case.reference, case.without).value >= MIN_WHOLE
+        ]
         if told:
             found |= {key: _rounded(recovery(told)), f"{key}_scenarios": len(told)}
     return found
