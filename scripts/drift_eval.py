@@ -75,7 +75,7 @@ def main() -> int:
         report["mean_recovery"] = {
             label: _recoveries([found[name] for name in shifted], label)
             for label in found[shifted[0]]
-            if label != ALONE
+            if label not in (ALONE, TUNED)
         }
     if args.general is not None:
         of_general = report["sets"][args.general]["accept_length_alone"]
