@@ -105,10 +105,8 @@ def chat_token_ids(tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
     """Token ids of each user turn in the model's chat template; the bare text where the model has none."""
     if tokenizer.chat_template is None:
         return [tokenizer.encode(prompt) for prompt in prompts]
-    turns = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    texts = [tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True) for turn in turns]
     # The template writes the special tokens itself.
-    return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    return [tokenizer.encode(chat_text(tokenizer, prompt), add_special_tokens=False) for prompt in prompts]
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, rounds: bool = True) -> None:

@@ -9,7 +9,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from adaptivespec.cpu_engine.activate import is_standin_active
-from adaptivespec.sglang_plugin.contract import WEIGHT_UPDATES
+from adaptivespec.sglang_plugin.weight_updates import after_weight_updates
 
 if TYPE_CHECKING:
     import torch
@@ -70,12 +70,10 @@ def patch_model_modules() -> None:
     if half_linear.is_profitable():
         from sglang.srt.layers.logits_processor import LogitsProcessor
         from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
-        from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
 
         _wrap(UnquantizedLinearMethod, "apply", _linear)
         _wrap(LogitsProcessor, "_compute_lm_head", _lm_head)
-        for name in WEIGHT_UPDATES:
-            _wrap(WeightUpdater, name, _then_invalidate)
+        after_weight_updates(half_linear.invalidate)
         logger.info(
             "no bfloat16 instructions here: half-precision layers are multiplied by FBGEMM, 2 more bytes a weight"
         )
@@ -136,12 +134,3 @@ def _lm_head(
         if out is not None:
             return out
     return original(self, hidden_states, lm_head, embedding_bias, **kwargs)
-
-
-def _then_invalidate(self: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-    from adaptivespec.cpu_engine import half_linear
-
-    try:
-        return original(self, *args, **kwargs)
-    finally:
-        half_linear.invalidate()

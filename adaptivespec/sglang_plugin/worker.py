@@ -2,13 +2,11 @@
 
 import functools
 import weakref
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from sglang.srt.managers.auxiliary_output import append_auxiliary_output
-from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
 from sglang.srt.runtime_context import get_exec, get_observability, get_spec
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 
@@ -24,6 +22,7 @@ from adaptivespec.sglang_plugin.resolve import effective_settings
 from adaptivespec.sglang_plugin.signals import StepSignal
 from adaptivespec.sglang_plugin.states import RuntimeStates
 from adaptivespec.sglang_plugin.verify_step import VerifyStep
+from adaptivespec.sglang_plugin.weight_updates import after_weight_updates
 from adaptivespec.shapes import TreeShape
 
 
@@ -55,11 +54,11 @@ class AdaptiveWorker(EAGLEWorkerV2):
         wait_for_penalised_output()
         if get_observability().enable_metrics:
             self.reporter.start_prometheus()
-        # Each state captures the target's verify graphs for its own width; SGLang's start-up capture would be for the
-        # envelope, which no step runs with.
         for runner in (target_worker.model_runner, self._draft_worker.draft_runner):
             # A state's graphs stay right when weights are updated in place; captured anew they would be the envelope's.
             runner.weight_updater = replace(runner.weight_updater, recapture_cuda_graph=lambda: None)
+        # Each state captures the target's verify graphs for its own width; SGLang's start-up capture would be for the
+        # envelope, which no step runs with.
         target_worker.init_cuda_graphs = functools.partial(
             target_worker.init_cuda_graphs, capture_decode_cuda_graph=False
         )
@@ -84,8 +83,7 @@ class AdaptiveWorker(EAGLEWorkerV2):
             self.config.drift,
             draft_folder=get_spec().speculative_draft_model_path,
         )
-        for name in contract.WEIGHT_UPDATES:  # the target's and the draft's
-            wrap_after(WeightUpdater, name, drift.on_new_weights)
+        after_weight_updates(drift.on_new_weights)  # the target's and the draft's
         return drift
 
     def clear_cache_pool(self) -> None:
@@ -173,20 +171,6 @@ class AdaptiveWorker(EAGLEWorkerV2):
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
         self.policy.finish(rid)
-
-
-def wrap_after(owner: type, name: str, then: Callable[[], None]) -> None:
-    """Have a method of SGLang's be followed by a call of ours, whatever its outcome."""
-    sglangs = getattr(owner, name)
-
-    @functools.wraps(sglangs)
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return sglangs(self, *args, **kwargs)
-        finally:
-            then()
-
-    setattr(owner, name, wrapped)
 
 
 def wait_for_penalised_output() -> None:
