@@ -91,7 +91,7 @@ class DriftMemory:
         if _is_known_empty(cosine >= params.threshold):
             self.clock += 1
             return
-        near, slots = cosine.topk(min(params.num_neighbours, params.num_slots), dim=1)
+        near, slots = cosine.topk(min(params.num_neighbours, cosine.shape[1]), dim=1)
         is_near = near >= params.threshold
         weights = torch.exp(-0.5 * ((1 - near) / (1 - params.threshold)).square()).masked_fill(~is_near, 0.0)
         weights = params.gain * weights / weights.sum(dim=1, keepdim=True).clamp(min=1.0)
@@ -190,14 +190,21 @@ class DriftMemory:
         )
 
     def _product(self, key: Tensor) -> Tensor:
-        """``[R, N]`` cosine to each prototype, also of other banks and to free slots."""
+        """``[R, n]`` cosine to each prototype, also of other banks and to free slots; n as `_reach` says."""
         # The long side first: on CPUs several times as fast as `key @ keys.T` for a few rows.
-        return (self.keys @ key.T).T
+        return (self.keys[: self._reach()] @ key.T).T
+
+    def _reach(self) -> int:
+        """Slots behind which none is in use, at least one; all on a GPU, where looking would be a host sync."""
+        if self.owner.is_cuda:
+            return self.params.num_slots
+        used = (self.owner != NO_BANK).nonzero()
+        return int(used[-1]) + 1 if len(used) else 1
 
     def _in_bank(self, product: Tensor, banks: Tensor) -> Tensor:
         """The cosines to prototypes of the row's bank, less than any cosine in the place of others; NaN of NaN."""
         asked = banks.masked_fill(banks == NO_BANK, _NOBODY)
-        return product.masked_fill(self.owner != asked.unsqueeze(1), _NOTHING)
+        return product.masked_fill(self.owner[: product.shape[1]] != asked.unsqueeze(1), _NOTHING)
 
     def _claim(self, banks: Tensor, is_new: Tensor) -> tuple[Tensor, Tensor]:
         """A slot for each new row: free ones, then the oldest of banks beyond their share, then its own bank's oldest.
@@ -209,12 +216,14 @@ class DriftMemory:
         """
         size, num_banks = self.params.num_slots, self.params.num_banks
         count = min(len(banks), size)
+        slots = slice(min(self._reach() + count, size))  # of the free slots behind, no more can be needed
         # Free slots are a bank of their own, the last.
-        owner = self.owner.masked_fill(self.owner == NO_BANK, num_banks)
+        owner = self.owner[slots].masked_fill(self.owner[slots] == NO_BANK, num_banks)
         sizes = torch.zeros(num_banks + 1, dtype=torch.int64, device=owner.device)
         sizes.scatter_add_(0, owner, torch.ones_like(owner))
         # Ascending from the oldest slot on; of slots used at once, the first is the oldest.
-        age = (self.last_used - self.clock).clamp(min=-_LONG_AGO) * size + torch.arange(size, device=owner.device)
+        age = (self.last_used[slots] - self.clock).clamp(min=-_LONG_AGO) * size
+        age += torch.arange(len(age), device=owner.device)
         everyone = torch.arange(num_banks + 1, device=owner.device).unsqueeze(1)
         ages, oldest = age.masked_fill(owner != everyone, _NEVER).topk(count, largest=False, sorted=True)
 

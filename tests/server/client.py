@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import requests
@@ -168,24 +168,32 @@ class Client:
 
 
 class Reference:
-    """Plain decoding, asked once a question: greedy answers with the two likeliest tokens of each position."""
+    """Plain decoding, asked once a prompt: greedy answers with the two likeliest tokens of each position."""
+
+    LEAST = 64  # tokens asked for; shorter answers are their beginnings
 
     def __init__(self, client: Client) -> None:
         self.client = client
         self._answers: dict[tuple[int, ...], Answer] = {}
 
     def answers(self, prompts: list[list[int]], max_new_tokens: int) -> list[Answer]:
-        """Answers of up to that many tokens that ignore the end-of-text token, so that all have the full length."""
-        key = [(max_new_tokens, *ids) for ids in prompts]
-        missing = [ids for ids, each in zip(prompts, key, strict=True) if each not in self._answers]
+        """Answers of that many tokens, the end-of-text token ignored; the text is that of `LEAST` tokens or more."""
+        missing = [ids for ids in prompts if not self._knows(ids, max_new_tokens)]
+        sampling = FULL_LENGTH | {"max_new_tokens": max(max_new_tokens, self.LEAST)}
         for start in range(0, len(missing), 8):
             some = missing[start : start + 8]
-            got = self.client.generate_batch(
-                some, [FULL_LENGTH | {"max_new_tokens": max_new_tokens}] * len(some), request=WITH_TOP_TWO
-            )
-            for ids, answer in zip(some, got, strict=True):
-                self._answers[max_new_tokens, *ids] = answer
-        return [self._answers[each] for each in key]
+            got = self.client.generate_batch(some, [sampling] * len(some), request=WITH_TOP_TWO)
+            self._answers.update(zip(map(tuple, some), got, strict=True))
+        return [_beginning(self._answers[tuple(ids)], max_new_tokens) for ids in prompts]
+
+    def _knows(self, ids: list[int], max_new_tokens: int) -> bool:
+        known = self._answers.get(tuple(ids))
+        return known is not None and len(known.ids) >= max_new_tokens
+
+
+def _beginning(answer: Answer, num_tokens: int) -> Answer:
+    cut = {name: answer.meta[name][:num_tokens] for name in ("output_token_logprobs", "output_top_logprobs")}
+    return replace(answer, ids=answer.ids[:num_tokens], meta=answer.meta | cut)
 
 
 FULL_LENGTH = {"ignore_eos": True}

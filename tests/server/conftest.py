@@ -18,19 +18,18 @@ from transformers import AutoTokenizer
 
 from adaptivespec.config import DriftConfig
 from adaptivespec.launch import Server, speculation_args
-from adaptivespec.shapes import TreeShape
 from tests.server.client import Client, Reference
 from tests.server.models import CYCLE, make_cyclic_pair, make_poison_draft, make_poisoned_bank
 from tests.server.prompts import ALL, to_ids
 
 # What a slow machine with other work may take; about 20 s on a quiet one.
 START_SECONDS = 420
-# Tokens of the pool in which requests are retracted.
-SMALL_POOL = 800
+# In such a pool requests are retracted.
+SMALL_POOL = ["--max-total-tokens", "800"]
 COMMON = ["--dtype", "float32", "--sleep-on-idle", "--max-total-tokens", "8000"]
 PAPER_RANGE = {"shape": {"range": "paper"}}
 # Fixtures in the order in which their servers run.
-ORDER = ("ada", "dcs", "poison", "eagle3", "remembering", "cyclic", "engine_answers")
+ORDER = ("ada", "remembering", "poison", "cyclic", "engine_answers")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -132,20 +131,17 @@ def ada(servers: Servers, target: Path, adaptive_args: Callable, ada_config: dic
 
 @pytest.fixture(scope="session")
 def remembering(servers: Servers, target: Path, draft: Path, prompts: list, adaptive_args: Callable) -> Client:
-    """ADAPTIVE with a memory, which starts with a bank that is wrong about the first two prompts' answers."""
+    """ADAPTIVE with all that can be had beside the margin rule, and with a pool so small that requests are retracted.
+
+    It chooses shapes as users have it, and takes misses by the rule of FLy where a test sets a kappa. Its memory starts
+    with a bank that is wrong about the first two prompts' answers.
+    """
     memory = {"enabled": True, "num_slots": 1024, "rate": 0.1, "threshold": 0.9, "check_every": 8, "shared": True}
     memory["file"] = str(servers.folder / "bank")
     if "remembering" not in servers:
         make_poisoned_bank(servers.folder / "bank", target, draft, prompts[:2], DriftConfig(**memory))
-    return servers.get("remembering", target, adaptive_args({"policy": "cycle", "drift": memory, **PAPER_RANGE}))
-
-
-@pytest.fixture(scope="session")
-def dcs(servers: Servers, target: Path, adaptive_args: Callable) -> Client:
-    """ADAPTIVE as users run it, with a pool so small that requests are retracted; FLy where a test sets a kappa."""
-    pool = ["--max-total-tokens", str(SMALL_POOL)]
-    config = {"policy": "dcs", "verifier": "fly", "fly": {"window": 3}, **PAPER_RANGE}
-    client = servers.get("dcs", target, [*adaptive_args(config), *pool])
+    config = {"policy": "dcs", "verifier": "fly", "fly": {"window": 3}, "drift": memory, **PAPER_RANGE}
+    client = servers.get("remembering", target, [*adaptive_args(config), *SMALL_POOL])
     client.set_state("adaptive_kappa", 0)  # the rule of FLy needs no kappa to be in force
     return client
 
@@ -157,12 +153,6 @@ def poison(servers: Servers, target: Path, draft: Path, adaptive_args: Callable)
     if not folder.exists():
         make_poison_draft(draft, folder)
     return servers.get("poison", target, adaptive_args({"policy": "dcs", **PAPER_RANGE}, folder))
-
-
-@pytest.fixture(scope="session")
-def eagle3(servers: Servers, target: Path, draft: Path) -> Client:
-    """SGLang's own EAGLE3 on the CPU engine."""
-    return servers.get("eagle3", target, [*speculation_args("EAGLE3", draft, TreeShape(3, 4, 8))])
 
 
 @pytest.fixture(scope="session")
@@ -180,8 +170,7 @@ def cyclic(servers: Servers, target: Path, cycle_ids: list[int], adaptive_args: 
     pair = (folder / "target", folder / "draft")
     if not folder.exists():
         pair = make_cyclic_pair(servers.folder, target, cycle_ids)
-    pool = ["--max-total-tokens", str(SMALL_POOL)]
-    return servers.get("cyclic", pair[0], [*adaptive_args({"policy": "dcs", **PAPER_RANGE}, pair[1]), *pool])
+    return servers.get("cyclic", pair[0], [*adaptive_args({"policy": "dcs", **PAPER_RANGE}, pair[1]), *SMALL_POOL])
 
 
 @pytest.fixture(scope="session")

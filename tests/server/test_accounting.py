@@ -174,6 +174,7 @@ def test_a_pin_without_a_state_is_rejected(ada: Client):
     assert ada.adaptive_info()["pinned_shape"] is None
 
 
+@pytest.mark.slow
 def test_a_poison_draft_has_rate_zero(poison: Client, prompts):
     for answer in poison.generate_batch(prompts[:3], [FULL_LENGTH | {"max_new_tokens": 12}] * 3):
         assert_identities(answer)

@@ -98,9 +98,9 @@ def test_a_prefix_hit_equals_a_cold_run(ada: Client, prompts, tokenizer):
         cold = []
         for ids in sent:
             ada.flush()
-            cold.append(ada.generate(ids, **FULL_LENGTH, max_new_tokens=24))
+            cold.append(ada.generate(ids, **FULL_LENGTH, max_new_tokens=16))
         ada.flush()
-        warm = [ada.generate(ids, **FULL_LENGTH, max_new_tokens=24) for ids in sent]
+        warm = [ada.generate(ids, **FULL_LENGTH, max_new_tokens=16) for ids in sent]
     assert all(answer.meta["cached_tokens"] == 0 for answer in (*cold, warm[0]))
     for before, after in zip(cold[1:], warm[1:], strict=True):
         assert after.ids == before.ids
@@ -154,19 +154,24 @@ def lengths_of(num_requests: int, longest: int) -> list[int]:
 
 
 @pytest.mark.parametrize("num_requests", [24, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
-def test_pool_and_answers_after_aborts_and_retractions(dcs: Client, reference: Reference, prompts, num_requests):
+def test_pool_and_answers_after_aborts_and_retractions(
+    remembering: Client, reference: Reference, prompts, num_requests
+):
     lengths = lengths_of(num_requests, 110)
-    right = reference.answers(prompts[:8], max(lengths))
-    traffic = Traffic(dcs, prompts[:8], lengths)
-    assert_pool_is_whole(dcs)
+    right = reference.answers(prompts[:4], max(lengths))
+    traffic = Traffic(remembering, prompts[:4], lengths)
+    assert_pool_is_whole(remembering)
     for index, answer in (traffic.finished | traffic.aborted).items():
-        expected = right[index % 8]
+        expected = right[index % 4]
         safe = min(expected.num_safe, len(answer.ids))
         assert answer.ids[:safe] == expected.ids[:safe], index
     assert traffic.num_retracted > 0
     assert len(traffic.shapes) >= 3
     # It still answers, and well.
-    assert_parity(right[:4], dcs.generate_batch(prompts[:4], [FULL_LENGTH | {"max_new_tokens": max(lengths)}] * 4))
+    some = prompts[:4]
+    assert_parity(
+        reference.answers(some, 32), remembering.generate_batch(some, [FULL_LENGTH | {"max_new_tokens": 32}] * 4)
+    )
 
 
 def test_pool_after_300_requests_with_shapes_at_random(cyclic: Client, cycle_ids):

@@ -162,18 +162,18 @@ def test_without_kappa_nothing_is_promoted(ada: Client, reference: Reference, pr
 def test_sampled_requests_are_promoted_by_their_own_distribution(ada: Client, ref: Client, prompts):
     """The ratio is that of the tempered distribution; a request that is strict draws what it draws on a strict server."""
     temperature = 0.7
-    sampling = [FULL_LENGTH | {"max_new_tokens": 64, "temperature": temperature, "sampling_seed": n} for n in range(8)]
-    right = ada.generate_batch(prompts[:8], sampling)
-    asked = [{"strict": True} if index == 3 else {"details": True} for index in range(8)]
+    sampling = [FULL_LENGTH | {"max_new_tokens": 48, "temperature": temperature, "sampling_seed": n} for n in range(4)]
+    right = ada.generate_batch(prompts[:4], sampling)
+    asked = [{"strict": True} if index == 3 else {"details": True} for index in range(4)]
     with ada.kappa(0.3):
         answers = ada.generate_batch(
-            prompts[:8],
+            prompts[:4],
             [each | {"custom_params": {"adaptive": options}} for each, options in zip(sampling, asked, strict=True)],
         )
     assert answers[3].ids == right[3].ids
     assert "spec_margin" not in answers[3].meta
     num_promoted = 0
-    for ids, answer, strict in zip(prompts[:8], answers, right, strict=True):
+    for ids, answer, strict in zip(prompts[:4], answers, right, strict=True):
         promotions = answer.meta.get("spec_margin", {"promotions": []})["promotions"]
         first = promotions[0][0] if promotions else len(answer.ids)
         assert answer.ids[:first] == strict.ids[:first], "before the first promotion the draws are the same"
@@ -185,12 +185,15 @@ def test_sampled_requests_are_promoted_by_their_own_distribution(ada: Client, re
     assert num_promoted > 0
 
 
-def test_fly_takes_a_miss_only_where_the_target_is_undecided_and_goes_on_as_drafted(dcs: Client, ref: Client, prompts):
+def test_fly_takes_a_miss_only_where_the_target_is_undecided_and_goes_on_as_drafted(
+    remembering: Client, ref: Client, prompts
+):
     """The server's rule is FLy with a window of three: two of the target's own tokens follow every miss taken."""
     window, min_entropy = 3, 0.3
-    with dcs.pinned([7, 1, 8]), dcs.kappa(1e-6):
+    with remembering.pinned([7, 1, 8]), remembering.kappa(1e-6):
         answers = [
-            dcs.generate(ids, **FULL_LENGTH, max_new_tokens=64, custom_params=WITH_DETAILS) for ids in prompts[:4]
+            remembering.generate(ids, **FULL_LENGTH, max_new_tokens=64, custom_params=WITH_DETAILS)
+            for ids in prompts[:3]
         ]
     num_promoted = 0
     for ids, answer in zip(prompts, answers, strict=False):

@@ -1,7 +1,9 @@
 """The policy on a real server: what a draft that is always wrong, one that recovers, and one that is right lead to."""
 
+import pytest
+
 from adaptivespec.shapes import PRESETS
-from tests.server.client import FULL_LENGTH, Client, Reference, assert_parity, shapes_used
+from tests.server.client import FULL_LENGTH, Answer, Client, Reference, assert_parity, shapes_used
 from tests.server.models import CYCLE
 
 SMALLEST = str(PRESETS["paper"].low)
@@ -13,6 +15,13 @@ def breaker(client: Client) -> tuple[int, int]:
     client.wait_until_idle()
     counts = client.adaptive_info()["counts"]
     return counts["breaker_trips"], counts["breaker_recoveries"]
+
+
+def assert_nothing_accepted(answer: Answer, num_tokens: int) -> None:
+    """One token a step after the prefill's, and only the first few steps above the smallest shape."""
+    assert answer.meta["spec_accept_rate"] == 0.0
+    assert answer.meta["spec_verify_ct"] == num_tokens - 1
+    assert answer.meta["spec_shape_histogram"][SMALLEST] >= num_tokens - 1 - BREAKER_STEPS
 
 
 def test_a_draft_that_is_always_right_reaches_the_largest_shape(cyclic: Client, cycle_ids):
@@ -48,18 +57,26 @@ def test_the_breaker_trips_and_recovers_within_one_request(cyclic: Client, cycle
     assert steps[LARGEST] >= 10
 
 
+def test_a_draft_that_is_always_wrong_costs_speed_only(cyclic: Client, cycle_ids):
+    """The bias has the target say one token again and again, where the draft goes on in the cycle."""
+    trips, recoveries = breaker(cyclic)
+    stuck = {"logit_bias": {str(cycle_ids[0]): 100.0}}
+    answer = cyclic.generate(cycle_ids[:3], **stuck, **FULL_LENGTH, max_new_tokens=32)
+    assert answer.ids == [cycle_ids[0]] * 32
+    assert_nothing_accepted(answer, 32)
+    assert breaker(cyclic) == (trips + 1, recoveries)
+
+
+@pytest.mark.slow
 def test_a_poison_draft_costs_speed_only(poison: Client, reference: Reference, prompts):
     trips, recoveries = breaker(poison)
     answers = poison.generate_batch(prompts[:4], [FULL_LENGTH | {"max_new_tokens": 32}] * 4)
     assert_parity(reference.answers(prompts[:4], 32), answers)
     for answer in answers:
-        assert answer.meta["spec_num_correct_drafts"] == 0
-        # One token a step: 31 steps after the prefill, and only the first few above the smallest shape.
-        assert answer.meta["spec_verify_ct"] == 31
-        assert answer.meta["spec_shape_histogram"][SMALLEST] >= 31 - BREAKER_STEPS
+        assert_nothing_accepted(answer, 32)
     assert breaker(poison) == (trips + 4, recoveries)
 
 
-def test_the_shape_follows_the_text(dcs: Client, prompts):
-    answers = dcs.generate_batch(prompts[:4], [FULL_LENGTH | {"max_new_tokens": 64}] * 4)
+def test_the_shape_follows_the_text(remembering: Client, prompts):
+    answers = remembering.generate_batch(prompts[:4], [FULL_LENGTH | {"max_new_tokens": 64}] * 4)
     assert len(shapes_used(answers)) >= 3
