@@ -195,8 +195,8 @@ class DriftMemory:
         return (self.keys[: self._reach()] @ key.T).T
 
     def _reach(self) -> int:
-        """Slots behind which none is in use, at least one; all on a GPU, where looking would be a host sync."""
-        if self.owner.is_cuda:
+        """Slots behind which none is in use, at least one; all where looking would be a host sync."""
+        if not _is_on_host(self.owner):
             return self.params.num_slots
         used = (self.owner != NO_BANK).nonzero()
         return int(used[-1]) + 1 if len(used) else 1
@@ -284,9 +284,14 @@ def _unit(vectors: Tensor) -> Tensor:
     return torch.nn.functional.normalize(vectors.float(), dim=-1)
 
 
+def _is_on_host(tensor: Tensor) -> bool:
+    """Whether its values can be read at no cost."""
+    return tensor.device.type == "cpu"
+
+
 def _is_known_empty(mask: Tensor) -> bool:
-    """Whether a mask is seen to hold nowhere: on the CPU, where looking costs nothing and saves the rest."""
-    return mask.device.type == "cpu" and not bool(mask.any())
+    """Whether a mask is seen to hold nowhere: looking saves the rest, where it costs nothing."""
+    return _is_on_host(mask) and not bool(mask.any())
 
 
 def _is_first(alike: Tensor, mask: Tensor) -> Tensor:

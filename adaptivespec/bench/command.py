@@ -6,7 +6,9 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from rich.console import Console
 from tqdm import tqdm
 
 from adaptivespec.bench.configurations import VALID_NAMES, parse_configurations
@@ -15,11 +17,13 @@ from adaptivespec.bench.plan import Plan
 from adaptivespec.bench.report import write_report
 from adaptivespec.bench.run import measure
 from adaptivespec.bench.store import Store
+from adaptivespec.bench.tables import summarise
+from adaptivespec.bench.terminal import BarProgress, results_tables
 from adaptivespec.command_line import EXIT_FAILED, EXIT_INTERRUPTED, positive, run_main
 from adaptivespec.errors import AdaptiveSpecError, ConfigError
 from adaptivespec.launch import ServerFailedError
 from adaptivespec.prompt_files import add_arguments, chat_token_ids, fill_in_pair
-from adaptivespec.provenance import provenance
+from adaptivespec.provenance import provenance, thread_note
 
 DEFAULT_CONFIGURATIONS = ("eagle3-default", "eagle3-3-1-4", "sglang-adaptive", "adaptive", "adaptive+kappa=0.2")
 DESCRIPTION = """Decoders by name on real SGLang servers, interleaved, as a ratio to plain decoding on the same prompts.
@@ -34,29 +38,6 @@ OMP_NUM_THREADS, where set, reaches the servers. Arguments after -- go to every 
         --configurations eagle3-3-1-4 adaptive talon adaptive+drift --batch-sizes 1 4"""
 
 
-class BarProgress:
-    """A bar over all cells on stderr, with lines above it."""
-
-    def __init__(self, num_cells: int) -> None:
-        self._bar = tqdm(total=num_cells, unit="cell")
-
-    def say(self, text: str) -> None:
-        """Print a line above the bar."""
-        self._bar.write(text, file=sys.stderr)
-
-    def doing(self, text: str) -> None:
-        """Name what goes on from now."""
-        self._bar.set_description(text)
-
-    def advance(self) -> None:
-        """Move the bar by one cell."""
-        self._bar.update()
-
-    def close(self) -> None:
-        """Leave the bar as it is."""
-        self._bar.close()
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit code: 0, 1 for a failure, 130 when interrupted.
 
@@ -65,8 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
 
     def command() -> int:
-        plan, sources, grading = prepare(options)
-        return run(plan, Store.open(options.out, plan.settings(), provenance()), sources, grading)
+        plan, graders, words = prepare(options)
+        return run(plan, Store.open(options.out, plan.settings(), provenance()), words, graders)
 
     return run_main(command)
 
@@ -108,15 +89,29 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 @dataclass(frozen=True)
-class Grading:
-    """What answers are graded by: each task's graders, and token ids to text."""
+class Words:
+    """What a report needs beside the figures.
 
-    graders: dict[str, list[Grader | None]]
+    Args:
+        sources: where models and prompts come from, by name.
+        decode: token ids to text.
+    """
+
+    sources: dict[str, str]
     decode: Callable[[list[int]], str]
 
+    @classmethod
+    def of(cls, tokenizer: Any, **sources: str) -> "Words":
+        """With a tokenizer's texts, special tokens left out."""
+        return cls(sources, lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)))
 
-def prepare(options: argparse.Namespace) -> tuple[Plan, dict[str, str], Grading | None]:
-    """The plan of a command line, where its models and prompts come from, and what grades the answers, if anything.
+
+Graders = dict[str, list[Grader | None]]
+"""Each task's, by the place of the prompt."""
+
+
+def prepare(options: argparse.Namespace) -> tuple[Plan, Graders, Words]:
+    """The plan of a command line, what grades the answers, if anything, and words for the report.
 
     Raises:
         AdaptiveSpecError: a wrong name, path or number, before any server is started.
@@ -159,14 +154,14 @@ def prepare(options: argparse.Namespace) -> tuple[Plan, dict[str, str], Grading 
         source.name: f"{source.path.name}, rows {first}-{last}, each as one user turn of the chat template, no shots"
         for source in options.prompts
     }
-    grading = Grading(graders, lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True))) if graders else None
-    return plan, {"target": target, "draft": draft, **files}, grading
+    return plan, graders, Words.of(tokenizer, target=target, draft=draft, **files)
 
 
-def run(plan: Plan, store: Store, sources: dict[str, str], grading: Grading | None = None) -> int:
+def run(plan: Plan, store: Store, words: Words, graders: Graders | None = None) -> int:
     """Measure, write the report and print the JSON line, also after a failure or Ctrl-C; returns the exit code."""
     problem, exit_code = "", 0
     progress = BarProgress(plan.num_cells)
+    progress.say(f"{plan.num_cells} cells; {thread_note()}\n")
     try:
         measure(plan, store, progress)
     except KeyboardInterrupt:
@@ -186,12 +181,15 @@ def run(plan: Plan, store: Store, sources: dict[str, str], grading: Grading | No
     grades = None
     try:
         answers = [row for rows in store.cells.values() for row in rows]
-        if grading:
-            grades = grade(tqdm(answers, desc="grading"), grading.graders, grading.decode)
+        if graders:
+            grades = grade(tqdm(answers, desc="grading"), graders, words.decode)
     except KeyboardInterrupt:
         problem, exit_code = problem or "it was interrupted while answers were graded.", EXIT_INTERRUPTED
+    summaries = summarise(store, [item.name for item in plan.configurations], grades)
+    for table in results_tables(summaries):
+        Console(soft_wrap=True).print(table)
     try:
-        report, line = write_report(plan, store, sources, problem, grades)
+        report, line = write_report(plan, store, summaries, words.sources, problem, words.decode)
     except OSError as error:
         print(
             f"{store.out}: found {error.strerror or error}; expected to write the report; fix: free some space and run the "
@@ -200,9 +198,6 @@ def run(plan: Plan, store: Store, sources: dict[str, str], grading: Grading | No
         )
         print(json.dumps({"complete": False, "problem": problem or "the report could not be written", "report": None}))
         return exit_code or EXIT_FAILED
-    for size, means in line["geometric_mean"].items():
-        for name, mean in means.items():
-            print(f"{name:32}{mean:8.3f}x plain at batch size {size}, geometric mean over the tasks")
     print(f"report: {report.resolve()}")
     print(json.dumps({**line, "report": str(report.resolve())}))
     return exit_code

@@ -43,6 +43,11 @@ class Configuration:
     kappa: float | None = None
 
     @property
+    def is_ours(self) -> bool:
+        """Whether it is this package's worker, which can tell the shape of every step."""
+        return ADAPTIVE_NAME in self.args
+
+    @property
     def is_static(self) -> bool:
         """Whether it speculates with one shape for ever, and with nothing else that a baseline does not have."""
         return self.name.startswith((_EAGLE3, _STATIC)) and "+" not in self.name
@@ -150,7 +155,7 @@ def server_plans(configurations: Sequence[Configuration]) -> list[ServerPlan]:
     """The servers that serve these decoders, in their order; a memory has one of its own, as have SGLang's decoders."""
     groups: dict[str, list[Configuration]] = {}
     for item in configurations:
-        is_shared = ADAPTIVE_NAME in item.args and not item.remembers
+        is_shared = item.is_ours and not item.remembers
         key = json.dumps(item.adaptive) if is_shared else item.name
         groups.setdefault(key, []).append(item)
     return [ServerPlan(tuple(group)) for group in groups.values()]

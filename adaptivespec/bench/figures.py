@@ -6,13 +6,15 @@ from typing import Any
 from matplotlib import colormaps
 
 from adaptivespec.bench.configurations import PLAIN
+from adaptivespec.bench.rows import Row
 from adaptivespec.bench.store import ROWS_NAME, Store
 from adaptivespec.bench.tables import Summary, pairs_of, ratios_of
 from adaptivespec.plots import SET_COLOURS, add_legend, new_axes, png
 
 
 def figures(store: Store, summaries: list[Summary]) -> dict[str, bytes]:
-    """PNG by name, those of one batch size with its number: speed-1, accept_length-1, latency-1, shapes-1, batch_sizes."""
+    """PNG by name, those of one batch size with its number: speed-1, accept_length-1, latency-1, shapes-1, batch_sizes,
+    shapes_over_time."""
     made = {}
     sizes = list(dict.fromkeys(item.batch_size for item in summaries))
     for size in sizes:
@@ -28,7 +30,16 @@ def figures(store: Store, summaries: list[Summary]) -> dict[str, bytes]:
             made[f"shapes-{size}"] = shapes_figure(adaptive)
     if len(sizes) > 1:
         made["batch_sizes"] = batch_sizes_figure(summaries)
+    answer = longest_of_many_shapes(store)
+    if answer:
+        made["shapes_over_time"] = shapes_over_time_figure(answer)
     return made
+
+
+def longest_of_many_shapes(store: Store) -> Row | None:
+    """The answer of most verify steps among those that took several shapes; None where there is none."""
+    answers = (row for rows in store.cells.values() for row in rows if len(set(row.shapes or ())) > 1)
+    return max(answers, key=lambda row: row.verify_steps, default=None)
 
 
 def speed_figure(store: Store, summaries: list[Summary]) -> bytes:
@@ -96,6 +107,22 @@ def shapes_figure(summaries: list[Summary]) -> bytes:
     axes.set_xlabel("share of verify steps, %")
     add_legend(axes, columns=4)
     return _finish(axes, summaries, "verify steps a bar", [sum(item.shape_steps.values()) for item in summaries])
+
+
+def shapes_over_time_figure(answer: Row) -> bytes:
+    """Tree shape of every verify step of one answer."""
+    steps = answer.shapes or []
+    shapes = sorted(set(steps))
+    axes = new_axes(1.4 + 0.32 * len(shapes))
+    rows = [shapes.index(shape) for shape in steps]
+    axes.plot(range(1, len(rows) + 1), rows, "o-", color=SET_COLOURS[0], linewidth=0.6, markersize=4)
+    axes.set_yticks(range(len(shapes)), shapes)
+    axes.set_ylim(-0.5, len(shapes) - 0.5)
+    axes.set_xlabel("verify step of the answer")
+    cell = answer.cell
+    where = f"{cell.configuration}, {cell.task}, prompt {answer.prompt + 1}; batch size {cell.batch_size}"
+    axes.figure.supxlabel(f"{where}; source: {ROWS_NAME}", fontsize=7, color="#555555")
+    return png(axes.figure)
 
 
 def batch_sizes_figure(summaries: list[Summary]) -> bytes:

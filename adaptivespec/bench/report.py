@@ -3,16 +3,15 @@
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from adaptivespec.bench.configurations import PLAIN, Configuration
 from adaptivespec.bench.figures import figures
-from adaptivespec.bench.grading import Grades
 from adaptivespec.bench.plan import Plan
 from adaptivespec.bench.store import ROWS_NAME, Store
-from adaptivespec.bench.tables import Summary, best_static, geometric_means, summarise
+from adaptivespec.bench.tables import Pair, Summary, best_static, geometric_means, pairs_of
 from adaptivespec.reports import render_template, write_whole
 
 REPORT_NAME = "report.html"
@@ -20,21 +19,26 @@ RESULTS_NAME = "results.json"
 
 
 def write_report(
-    plan: Plan, store: Store, sources: Mapping[str, str], problem: str, grades: Grades | None = None
+    plan: Plan,
+    store: Store,
+    summaries: list[Summary],
+    sources: Mapping[str, str],
+    problem: str,
+    decode: Callable[[list[int]], str],
 ) -> tuple[Path, dict[str, Any]]:
     """Write everything; returns the report's path and the figures of the last line.
 
     Args:
         plan: of the run.
         store: complete or not; the report says which.
+        summaries: of the store.
         sources: where models and prompts come from, by name.
         problem: why the run ended early; "" where it did not.
-        grades: which answers are right, where that was asked for.
+        decode: token ids to text.
 
     Raises:
         OSError: a file cannot be written.
     """
-    summaries = summarise(store, [item.name for item in plan.configurations], grades)
     pictures = figures(store, summaries)
     line = headline(plan, store, summaries, problem)
     data = {"headline": line, "sources": dict(sources), "settings": store.settings, "sessions": store.sessions}
@@ -56,10 +60,22 @@ def write_report(
         plain=PLAIN,
         problem=problem,
         sources=sources,
+        examples=examples(plan, store),
+        decode=decode,
         rows_name=ROWS_NAME,
     )
     write_whole(path, html.encode())
     return path, line
+
+
+def examples(plan: Plan, store: Store) -> list[Pair]:
+    """An answer of each task to show, beside plain decoding's: that of the last decoder that was measured on it."""
+    found: dict[str, Pair] = {}
+    for item in plan.configurations[1:]:
+        for task in plan.tasks:
+            pairs = pairs_of(store, item.name, task, plan.batch_sizes[0])
+            found |= {task: pairs[0]} if pairs else {}
+    return list(found.values())
 
 
 def headline(plan: Plan, store: Store, summaries: Sequence[Summary], problem: str) -> dict[str, Any]:

@@ -47,6 +47,7 @@ class Row:
         verify_steps, accepted: as in `adaptivespec.metrics`; 0 without speculation.
         promoted: drafts accepted in place of the target's own token, returned ones.
         shape_steps: verify steps by tree shape; None where the server does not tell.
+        shapes: tree shape of each verify step, in order; None where the server does not tell.
     """
 
     cell: Cell
@@ -59,6 +60,7 @@ class Row:
     accepted: int = 0
     promoted: int = 0
     shape_steps: Mapping[str, int] | None = None
+    shapes: list[str] | None = None
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Row":

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from adaptivespec.bench.configurations import UPSTREAM_ADAPTIVE, ServerPlan
+from adaptivespec.bench.configurations import PLAIN, UPSTREAM_ADAPTIVE, ServerPlan
 from adaptivespec.bench.plan import Plan, write_config
 from adaptivespec.bench.rows import Cell, Row
 from adaptivespec.bench.store import Store
@@ -57,57 +57,59 @@ def measure(plan: Plan, store: Store, progress: Progress, make_server: Callable[
         MeasureError: a server does not run what its name says.
         StoreError: what was measured cannot be written.
     """
-    for number, servers in enumerate(plan.blocks()):
-        turns = list(plan.turns(number))
-        missing = [turn for turn in turns if not store.has(turn)]
-        if any(item.remembers for server in servers for item in server.configurations):
-            # A pass begins with an empty memory: one that was stopped is measured again from its start.
-            begun = set(map(_pass_of, missing))
-            missing = [turn for turn in turns if _pass_of(turn) in begun]
-        for _ in range(sum(map(len, turns)) - sum(map(len, missing))):
-            progress.advance()
-        if missing:
-            _measure_block(plan, store, progress, make_server, servers, missing)
+    with ExitStack() as run:
+        plain: _Running | None = None  # stays up from block to block
+        for number, (plain_plan, *others) in enumerate(plan.blocks()):
+            turns = list(plan.turns(number))
+            missing = [turn for turn in turns if not store.has(turn)]
+            if any(item.remembers for server in others for item in server.configurations):
+                # A pass begins with an empty memory: one that was stopped is measured again from its start.
+                begun = set(map(_pass_of, missing))
+                missing = [turn for turn in turns if _pass_of(turn) in begun]
+            for _ in range(sum(map(len, turns)) - sum(map(len, missing))):
+                progress.advance()
+            if not missing:
+                continue
+            with ExitStack() as block:
+                # One after the other: on a GPU each sees how much memory those before it have left.
+                plain = plain or _start(plan, store, progress, make_server, plain_plan, run)
+                running = {PLAIN: plain}
+                for each in others:
+                    up = _start(plan, store, progress, make_server, each, block)
+                    running.update({item.name: up for item in each.configurations})
+                _measure_block(plan, store, progress, running, missing)
 
 
 def _measure_block(
-    plan: Plan,
-    store: Store,
-    progress: Progress,
-    make_server: Callable[..., Server],
-    servers: list[ServerPlan],
-    turns: list[list[Cell]],
+    plan: Plan, store: Store, progress: Progress, running: dict[str, _Running], turns: list[list[Cell]]
 ) -> None:
-    with ExitStack() as stack:
-        running: dict[str, _Running] = {}
-        for server_plan in servers:
-            progress.doing(f"starting {server_plan.slug}")
-            up = _start(plan, store, progress, make_server, server_plan, stack)
-            running.update({item.name: up for item in server_plan.configurations})
-        for name, up in running.items():
-            up.become(name)
-            for size in plan.batch_sizes:
-                first = Cell(0, next(iter(plan.tasks)), size, 0, 0, name)
-                answers(up.server, first, plan.prompts(first), WARM_UP_TOKENS, up.fixed_shape, {})
-            store.servers[name]["resident_mib"] = round(up.server.resident_bytes() / 2**20)
-        store.save()
-        forgetful = {item.name for server in servers for item in server.configurations if item.remembers}
-        passes = None
-        for turn in turns:
-            if passes != _pass_of(turn):
-                # Each pass over the prompts begins with an empty memory, or later ones would meet what they were taught.
-                passes = _pass_of(turn)
-                for name in forgetful:
-                    set_state(running[name].server, DRIFT_KEY, DRIFT_ACTIONS.index("reset"))
-            for cell in turn:
-                up = running[cell.configuration]
-                progress.doing(f"{cell.task}, batch {cell.batch_size}, round {cell.round + 1}: {cell.configuration}")
-                up.become(cell.configuration)
+    by_name = {item.name: item for item in plan.configurations}
+    for name, up in running.items():
+        up.become(name)
+        for size in plan.batch_sizes:
+            first = Cell(0, next(iter(plan.tasks)), size, 0, 0, name)
+            answers(up.server, first, plan.prompts(first), WARM_UP_TOKENS, up.fixed_shape, {})
+        store.servers[name]["resident_mib"] = round(up.server.resident_bytes() / 2**20)
+    store.save()
+    forgetful = {name for name in running if by_name[name].remembers}
+    passes = None
+    for turn in turns:
+        if passes != _pass_of(turn):
+            # Each pass over the prompts begins with an empty memory, or later ones would meet what they were taught.
+            passes = _pass_of(turn)
+            for name in forgetful:
+                set_state(running[name].server, DRIFT_KEY, DRIFT_ACTIONS.index("reset"))
+        for cell in turn:
+            up = running[cell.configuration]
+            progress.doing(f"{cell.task}, batch {cell.batch_size}, round {cell.round + 1}: {cell.configuration}")
+            up.become(cell.configuration)
+            params: dict[str, Any] = {"details": True} if by_name[cell.configuration].is_ours else {}
+            if cell.configuration in forgetful:
                 # A memory learns each task by itself, or what it knew of one would depend on which others there are.
-                params = {KEY: {"tenant": cell.task}} if cell.configuration in forgetful else {}
-                prompts = plan.prompts(cell)
-                store.append(answers(up.server, cell, prompts, plan.max_new_tokens, up.fixed_shape, params))
-                progress.advance()
+                params["tenant"] = cell.task
+            prompts = plan.prompts(cell)
+            store.append(answers(up.server, cell, prompts, plan.max_new_tokens, up.fixed_shape, params))
+            progress.advance()
 
 
 def _pass_of(turn: list[Cell]) -> tuple[int, int]:
@@ -123,7 +125,8 @@ def _start(
     server_plan: ServerPlan,
     stack: ExitStack,
 ) -> _Running:
-    """Start a server and wait until it answers; note what it says of itself."""
+    """Start a server, to be stopped with the stack, and wait until it answers; note what it says of itself."""
+    progress.doing(f"starting {server_plan.slug}")
     args = [*plan.common_args, *server_plan.args, *write_config(server_plan, store.out / "configs")]
     log = store.out / "logs" / f"{server_plan.slug}.log"
     server = make_server(plan.target, args, log=log, timeout=START_SECONDS)
@@ -193,13 +196,13 @@ def answers(
     prompts: list[list[int]],
     max_new_tokens: int,
     fixed_shape: str | None,
-    custom_params: dict[str, Any],
+    adaptive_params: dict[str, Any],
 ) -> list[Row]:
     """Send the prompts at the same time and return a row for each, in their order."""
     begin = time.perf_counter()
     sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": max_new_tokens}
-    if custom_params:
-        sampling["custom_params"] = custom_params
+    if adaptive_params:
+        sampling["custom_params"] = {KEY: adaptive_params}
 
     def ask(slot: int) -> Row:
         body = {"input_ids": prompts[slot], "sampling_params": sampling, "stream": True}
@@ -252,4 +255,5 @@ def _ask(server: Server, cell: Cell, slot: int, body: dict[str, Any], begin: flo
         accepted=meta.get("spec_num_correct_drafts", 0),
         promoted=meta.get("spec_margin", {}).get("num_promoted", 0),
         shape_steps={fixed_shape: verify_steps} if fixed_shape else meta.get("spec_shape_histogram"),
+        shapes=[shape for shape, *_ in meta["spec_steps"]] if "spec_steps" in meta else None,
     )

@@ -38,13 +38,14 @@ class Store:
     cells: dict[Cell, list[Row]] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, out: Path, settings: dict[str, Any], origin: dict[str, str]) -> "Store":
+    def open(cls, out: Path, settings: dict[str, Any], origin: dict[str, str], *, anew: bool = False) -> "Store":
         """The store of a folder, new or to be continued.
 
         Args:
             out: the folder, made if absent.
             settings: of this run.
             origin: provenance of this process.
+            anew: drop the run that the folder may hold.
 
         Raises:
             StoreError: the folder cannot be used, or holds a run with other settings.
@@ -52,6 +53,8 @@ class Store:
         store = cls(out, settings)
         with store.writing(out):
             out.mkdir(parents=True, exist_ok=True)
+            for name in (ROWS_NAME, RUN_NAME) if anew else ():
+                (out / name).unlink(missing_ok=True)
         run = out / RUN_NAME
         if run.exists():
             try:

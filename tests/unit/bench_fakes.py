@@ -13,8 +13,9 @@ NUM_TOKENS = 4
 
 class FakeBenchServer(FakeServer):
     """`order` holds (log name, pinned shape) of each answer, and (log name, "reset") where a memory is emptied; `asked` (log
-    name, first token of the prompt, custom parameters)."""
+    name, first token of the prompt, custom parameters); `starts` log names."""
 
+    starts: list[str]
     order: list[tuple[str, int | str | None]]
     asked: list[tuple[str, int, dict | None]]
     falls_back = False
@@ -22,6 +23,10 @@ class FakeBenchServer(FakeServer):
     def __init__(self, model, args, *, log: Path, timeout: float) -> None:
         super().__init__(model, args, log=log, timeout=timeout)
         self.pinned: int | None = None
+
+    def start(self) -> None:
+        super().start()
+        self.starts.append(self.log.stem)
 
     def resident_bytes(self) -> int:
         return 3 * 2**20
@@ -60,6 +65,8 @@ class FakeBenchServer(FakeServer):
             meta |= {"spec_verify_ct": 2, "spec_num_correct_drafts": 1}
         if "ADAPTIVE" in self.args:
             meta |= {"spec_shape_histogram": {"(1,1,2)": 1, "(3,1,4)": 1}, "spec_margin": {"num_promoted": 1}}
+            if body["sampling_params"].get("custom_params", {}).get("adaptive", {}).get("details"):
+                meta["spec_steps"] = [["(3,1,4)", 1, 0.9], ["(1,1,2)", 0, 0.2]]
         yield {"meta_info": {"completion_tokens": 1, "finish_reason": None}, "output_ids": [1]}
         yield {"meta_info": {"completion_tokens": 1, "finish_reason": None}, "output_ids": [1]}
         yield {"meta_info": meta, "output_ids": [1, 2, 3, 4]}
@@ -78,8 +85,9 @@ class Silent:
         self.num_done += 1
 
 
-def fresh_fake() -> type[FakeBenchServer]:
-    return type("Fake", (FakeBenchServer,), {"alive": [], "order": [], "asked": []})
+def fresh_fake(kind: type[FakeBenchServer] = FakeBenchServer, **changes) -> type:
+    """A kind of server with lists of its own."""
+    return type("Fake", (kind,), {"alive": [], "order": [], "asked": [], "starts": [], **changes})
 
 
 def plan(names=("adaptive",), **changes) -> Plan:

@@ -3,13 +3,12 @@
 import csv
 import json
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
 from adaptivespec.bench import load
 from adaptivespec.errors import AdaptiveSpecError
-from tests.unit.bench_fakes import FakeBenchServer
+from tests.unit.bench_fakes import fresh_fake
 
 RESULT = {
     "output_throughput": 40.0,
@@ -29,8 +28,7 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     prompts.write_text("".join(json.dumps({"question": f"{n}?"}) + "\n" for n in range(3)))
     calls: list[tuple] = []
 
-    class Server(FakeBenchServer):
-        alive: ClassVar[list] = []
+    Server = fresh_fake()
 
     def client(url, target, dataset, count, max_new_tokens, concurrency, rate):
         assert len(Server.alive) == 1

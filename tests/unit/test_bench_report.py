@@ -1,3 +1,4 @@
+import base64
 import csv
 import functools
 import json
@@ -6,6 +7,7 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from adaptivespec.bench import command, report
 from adaptivespec.bench.report import write_report
@@ -13,6 +15,7 @@ from adaptivespec.bench.rows import Cell, Row, decode_speed, output_speed
 from adaptivespec.bench.run import measure
 from adaptivespec.bench.store import Store
 from adaptivespec.bench.tables import best_static, geometric_means, percentile, quartiles, summarise
+from adaptivespec.bench.terminal import results_tables
 from tests.unit.bench_fakes import MEMORY, fresh_fake, plan
 
 EVIL = '<script>alert("x")</script> & <b>'
@@ -31,6 +34,7 @@ def measured(tmp_path, what) -> Store:
     for number, seconds in enumerate((1.0, 2.0, 0.5)):
         for task in what.tasks:
             ours = {"verify_steps": 2, "accepted": 1, "shape_steps": {"(1,1,2)": 1, "(3,1,4)": 1}}
+            ours["shapes"] = ["(3,1,4)", "(1,1,2)"]
             store.append([row("plain", 2.0, task=task, round_number=number)])
             store.append([row("adaptive", seconds, task=task, round_number=number, ids=(1, 2, 9, 9), **ours)])
     store.servers = {"adaptive": {"command": f"launch {EVIL}", "adaptive": {"policy": "talon"}, "shapes": "(1,1,2)"}}
@@ -91,6 +95,21 @@ def test_the_geometric_mean_needs_every_task(tmp_path):
     assert best_static(means[1], what.configurations) == "eagle3-3-1-4"
 
 
+def written(what, store, problem: str):
+    summaries = summarise(store, ["plain", *NAMES])
+    return write_report(what, store, summaries, {"target": EVIL}, problem, lambda ids: f"said {ids} {EVIL}")
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_the_terminal_table_names_every_decoder(tmp_path, width):
+    console = Console(width=width)
+    (table,) = results_tables(summarise(measured(tmp_path, plan(NAMES)), ["plain", *NAMES]))
+    with console.capture() as capture:
+        console.print(table)
+    text = capture.get()
+    assert all(word in text for word in ("plain", "adaptive", "3.00x, 1.50", "2.25-4.50", "mean"))
+
+
 @settings(max_examples=30)
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=30), st.integers(1, 100))
 def test_percentiles_and_quartiles_lie_among_the_values(values, percent):
@@ -102,14 +121,19 @@ def test_percentiles_and_quartiles_lie_among_the_values(values, percent):
 
 def test_the_report_is_one_file_with_everything(tmp_path):
     what = plan(NAMES)
-    path, line = write_report(what, measured(tmp_path, what), {"target": EVIL}, f"{EVIL}.")
+    path, line = written(what, measured(tmp_path, what), f"{EVIL}.")
     html = " ".join(path.read_text("utf-8").split())
     assert 'name="viewport"' in html
     pictures = [item.stem for item in path.parent.glob("*.png")]
-    assert sorted(pictures) == ["accept_length-1", "latency-1", "shapes-1", "speed-1"]
-    assert len(re.findall(r'src="data:image/png;base64,', html)) == 4
+    assert sorted(pictures) == ["accept_length-1", "latency-1", "shapes-1", "shapes_over_time", "speed-1"]
+    pngs = re.findall(r'src="data:image/png;base64,([^"]+)"', html)
+    assert len(pngs) == 5
+    assert all(base64.b64decode(each).startswith(b"\x89PNG") for each in pngs)
     assert not re.findall(r'(?:src|href)="(?!data:)', html)
     assert "<script>" not in html
+    assert "<strong>adaptive 3.00x</strong> the speed of plain decoding" in html
+    assert "4 tokens, others than plain decoding&#39;s from adaptive" in html
+    assert "said [1, 2, 9, 9] &lt;script&gt;" in html
     assert "Not complete." in html
     assert "12 of 24 cells" in html
     assert "2.25-4.50, n=3<br>1.50-6.00" in html
@@ -124,7 +148,7 @@ def test_the_report_is_one_file_with_everything(tmp_path):
 def test_a_report_of_nothing(tmp_path):
     what = plan(NAMES)
     store = Store.open(tmp_path / "out", what.settings(), {"date": "today"})
-    path, line = write_report(what, store, {}, "it was interrupted.")
+    path, line = written(what, store, "it was interrupted.")
     assert "Nothing was measured." in path.read_text()
     assert (line["cells"]["measured"], line["ratios"], line["geometric_mean"]) == (0, [], {})
 
@@ -145,7 +169,7 @@ def fake(monkeypatch):
 def run(tmp_path, capsys) -> tuple[int, dict, str]:
     what = plan()
     store = Store.open(tmp_path / "out", what.settings(), {"date": "today"})
-    code = command.run(what, store, {"target": "T"})
+    code = command.run(what, store, command.Words({"target": "T"}, str))
     out, err = capsys.readouterr()
     return code, json.loads(out.splitlines()[-1]), err
 

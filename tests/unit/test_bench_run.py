@@ -43,6 +43,8 @@ def test_every_cell_is_measured_and_kept(fake, tmp_path):
     assert rows["plain"]["shape_steps"] is None
     assert rows["eagle3-default"]["shape_steps"] == {"(3,1,4)": 2}
     assert rows["adaptive"]["shape_steps"] == {"(1,1,2)": 1, "(3,1,4)": 1}
+    assert rows["adaptive"]["shapes"] == ["(3,1,4)", "(1,1,2)"]
+    assert rows["eagle3-default"]["shapes"] is None
     assert rows["adaptive"]["promoted"] == 1
     (first, one), (last, four) = rows["plain"]["arrivals"]  # an event without a new token is no arrival
     assert (one, four) == (1, NUM_TOKENS)
@@ -97,6 +99,7 @@ def test_blocks_have_plain_decoding_each(fake, tmp_path):
     ]
     store, _ = run(fake, what, tmp_path)
     assert {cell.block for cell in store.cells if cell.configuration == "plain"} == {0, 1}
+    assert fake.starts.count("plain") == 1  # on one server
 
 
 def test_static_shapes_are_pinned_on_one_server(fake, tmp_path):

@@ -45,7 +45,7 @@ def gpu_check():
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch):
     """The memory looks at values on a CPU, where that costs nothing."""
-    monkeypatch.setattr("drift.memory._is_known_empty", lambda mask: False)
+    monkeypatch.setattr("drift.memory._is_on_host", lambda tensor: False)
 
 
 class NoItem(TorchDispatchMode):

@@ -8,7 +8,7 @@ from adaptivespec.shapes import TreeShape
 from adaptivespec.tracelab import command
 from adaptivespec.tracelab.report import HINDSIGHT, agreement, rankings, replay_all
 from tests.unit.bench_fakes import plan
-from tests.unit.trace_fakes import C1, NUM_TOKENS, TREE, fresh_fake, trace, traced
+from tests.unit.trace_fakes import C1, NUM_TOKENS, TREE, fresh_trace_fake, trace, traced
 
 
 def test_run_replays_everything_that_is_asked(tmp_path, capsys):
@@ -68,7 +68,7 @@ def test_record_makes_a_trace_that_run_replays(tmp_path, capsys, monkeypatch):
     options = command.parse(
         ["record", "--prompts", "x=x.jsonl", "--range", "1-1-2:3-1-4", "--shapes", "3-4-4", "1-1-2", "--out", str(out)]
     )
-    assert command.command_record(options, fresh_fake()) == 0
+    assert command.command_record(options, fresh_trace_fake()) == 0
     line = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert line["shapes"] == ["(3,4,4)", "(1,1,2)", "(2,1,3)", "(3,1,4)"]
     assert line["check"]["same_steps"] == line["check"]["compared"] == 16

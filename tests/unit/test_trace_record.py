@@ -13,7 +13,7 @@ from adaptivespec.tracelab.record import SERVER_NAME, STEPS_NAME
 from adaptivespec.tracelab.report import check
 from adaptivespec.tracelab.trace import Trace, TraceError
 from tests.unit.bench_fakes import plan
-from tests.unit.trace_fakes import ANSWER, C1, C2, C3, NUM_TOKENS, TREE, accepted, fresh_fake, top1_prob
+from tests.unit.trace_fakes import ANSWER, C1, C2, C3, NUM_TOKENS, TREE, accepted, fresh_trace_fake, top1_prob
 
 NAMES = ("adaptive-static-1-1-2", "adaptive-static-3-1-4", "adaptive-static-3-4-4", "adaptive-static-2-1-3")
 NUM_LIVE = 4 * 4  # answers, shapes
@@ -35,7 +35,7 @@ def make(fake, tmp_path, parallel: int = 3, **changes) -> Trace:
 
 
 def test_a_trace_holds_what_the_server_does(tmp_path):
-    fake = fresh_fake()
+    fake = fresh_trace_fake()
     found = make(fake, tmp_path)
     prompts = {("x", 0): 1, ("x", 1): 2, ("y", 0): 3, ("y", 1): 4}
     assert {(answer.prompt_set, answer.prompt) for answer in found.answers} == set(prompts)
@@ -51,7 +51,7 @@ def test_a_trace_holds_what_the_server_does(tmp_path):
 
 
 def test_costs_are_medians_of_the_timed_answers(tmp_path):
-    found = make(fresh_fake(), tmp_path)
+    found = make(fresh_trace_fake(), tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "out" / "requests.jsonl").read_text().splitlines()]
 
     def times(name: str) -> list[float]:
@@ -67,7 +67,7 @@ def test_costs_are_medians_of_the_timed_answers(tmp_path):
 
 
 def test_only_the_recording_server_has_a_prefix_cache(tmp_path):
-    make(fresh_fake(), tmp_path)
+    make(fresh_trace_fake(), tmp_path)
     servers = json.loads((tmp_path / "out" / "run.json").read_text())["servers"]
     assert "--disable-radix-cache" in servers["plain"]["command"]
     assert "--disable-radix-cache" in servers[NAMES[0]]["command"]
@@ -77,7 +77,7 @@ def test_only_the_recording_server_has_a_prefix_cache(tmp_path):
 
 def test_recording_goes_on_where_it_stopped_and_loses_one_answer_at_most(tmp_path):
     timed = 5 * (1 + 4 * 2)  # warm-up, then prompts and rounds, of five decoders
-    broken = fresh_fake(dies_after=timed + 50)
+    broken = fresh_trace_fake(dies_after=timed + 50)
     with pytest.raises(ServerFailedError, match="recording server"):
         make(broken, tmp_path)
     path = tmp_path / "out" / STEPS_NAME
@@ -85,19 +85,19 @@ def test_recording_goes_on_where_it_stopped_and_loses_one_answer_at_most(tmp_pat
     assert kept.endswith("\n")
     assert kept.count("\n") >= 6
     path.write_text(kept + '{"prompt_set": "cut')
-    fake = fresh_fake()
+    fake = fresh_trace_fake()
     found = make(fake, tmp_path)
     assert path.read_text().startswith(kept)
     assert path.read_text().count("\n") == NUM_LIVE
     assert [name for name, _ in fake.order] == ["recording"] * len(fake.order)  # nothing is timed again
     assert NUM_STEPS - broken.one_step <= fake.one_step < NUM_STEPS
-    again = fresh_fake()
+    again = fresh_trace_fake()
     assert make(again, tmp_path).answers == found.answers
     assert again.order == []
 
 
 def test_another_answer_and_strayed_roots_are_counted(tmp_path):
-    found = make(fresh_fake(strays="(3,4,4)"), tmp_path)
+    found = make(fresh_trace_fake(strays="(3,4,4)"), tmp_path)
     assert [answer.live[TREE] for answer in found.answers] == [None] * 4
     assert {answer.num_strayed for answer in found.answers} == {NUM_TOKENS - 1}
     assert check(found) == {
@@ -110,7 +110,7 @@ def test_another_answer_and_strayed_roots_are_counted(tmp_path):
 
 
 def test_a_server_that_runs_another_shape_is_found(tmp_path, monkeypatch):
-    fake = fresh_fake()
+    fake = fresh_trace_fake()
     monkeypatch.setattr(fake, "_steps", lambda self, body: [["(1,1,2)", 0, 0.5]] * 3)
     with pytest.raises(
         MeasureError, match=r"pinned to \(3,1,4\): found steps of \(1,1,2\); expected .* lower --parallel"
@@ -122,9 +122,9 @@ def test_a_foreign_file_of_steps_is_refused(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / STEPS_NAME).write_text('{"a": 1}\n')
     with pytest.raises(StoreError, match="a line that is no recorded step"):
-        make(fresh_fake(), tmp_path)
+        make(fresh_trace_fake(), tmp_path)
 
 
 def test_answers_of_one_token_take_no_step(tmp_path):
     with pytest.raises(TraceError, match="found no answer of two tokens or more"):
-        make(fresh_fake(), tmp_path, max_new_tokens=1)
+        make(fresh_trace_fake(), tmp_path, max_new_tokens=1)

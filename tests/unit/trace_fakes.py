@@ -6,7 +6,7 @@ from pathlib import Path
 
 from adaptivespec.shapes import TreeShape
 from adaptivespec.tracelab.trace import Trace, TracedAnswer
-from tests.unit.bench_fakes import FakeBenchServer
+from tests.unit.bench_fakes import FakeBenchServer, fresh_fake
 
 NUM_TOKENS = 12
 ANSWER = list(range(100, 100 + 4 * NUM_TOKENS))
@@ -80,8 +80,8 @@ class FakeTraceServer(FakeBenchServer):
         return steps
 
 
-def fresh_fake(**changes) -> type[FakeTraceServer]:
-    return type("Fake", (FakeTraceServer,), {"alive": [], "order": [], "asked": [], **changes})
+def fresh_trace_fake(**changes) -> type[FakeTraceServer]:
+    return fresh_fake(FakeTraceServer, **changes)
 
 
 def traced(prompt: int = 0, prompt_set: str = "x", **changes) -> TracedAnswer:

@@ -1,0 +1,64 @@
+"""What the benchmark shows in the terminal: progress while it measures, a table at the end."""
+
+import sys
+from collections.abc import Iterator, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from tqdm import tqdm
+
+from adaptivespec.bench.tables import Summary, geometric_means
+
+
+class BarProgress:
+    """A bar over all cells on stderr, with lines above it; without a terminal only the lines."""
+
+    def __init__(self, num_cells: int) -> None:
+        self._bar = tqdm(total=num_cells, unit="cell", disable=None)
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar."""
+        self._bar.write(text, file=sys.stderr)
+
+    def doing(self, text: str) -> None:
+        """Name what goes on from now."""
+        self._bar.set_description(text)
+        if self._bar.disable:
+            self.say(text)
+
+    def advance(self) -> None:
+        """Move the bar by one cell."""
+        self._bar.update()
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        self._bar.close()
+
+
+def results_tables(summaries: Sequence[Summary]) -> Iterator[Table]:
+    """A table for each batch size: speed over plain's and accept length, by task."""
+    means = geometric_means(summaries)
+    for size in dict.fromkeys(item.batch_size for item in summaries):
+        mine = [item for item in summaries if item.batch_size == size]
+        tasks = list(dict.fromkeys(item.task for item in mine))
+        table = Table(
+            title=f"decode speed over plain, batch size {size}: median of turns, quartiles below; accept length",
+            box=SIMPLE_HEAD,
+            padding=0,  # so that three tasks fit 80 columns
+        )
+        table.add_column("decoder", no_wrap=True)
+        for task in tasks:
+            table.add_column(task, justify="right")
+        table.add_column("mean", justify="right")
+        for name in dict.fromkeys(item.configuration for item in mine):
+            by_task = {item.task: item for item in mine if item.configuration == name}
+            mean = means.get(size, {}).get(name)
+            table.add_row(name, *(_cell(by_task.get(task)) for task in tasks), "-" if mean is None else f"{mean:.2f}x")
+        yield table
+
+
+def _cell(item: Summary | None) -> str:
+    if item is None or item.ratio is None:
+        return "-"
+    length = "" if item.accept_length is None else f", {item.accept_length:.2f}"
+    return f"{item.ratio:.2f}x{length}\n{item.ratio_q1:.2f}-{item.ratio_q3:.2f}"

@@ -1,0 +1,82 @@
+"""The demo: its command line and prompts, and a run with servers that answer at once."""
+
+import functools
+import json
+
+import pytest
+
+from adaptivespec.bench import command as bench_command
+from adaptivespec.bench import report
+from adaptivespec.bench.run import measure
+from adaptivespec.demo.command import DECODERS, QUICK_DECODERS, main, parse
+from adaptivespec.demo.prompts import GENERAL_QUESTIONS, WORD_PROBLEMS, human_eval_prompts, prompt_sets
+from tests.unit.bench_fakes import fresh_fake
+from tests.unit.test_prompt_files import PlainTokenizer
+
+
+def test_prompt_sets_hold_what_is_asked_for():
+    assert {name: len(prompts) for name, prompts in prompt_sets(3).items()} == {
+        "word problems": 3,
+        "HumanEval": 3,
+        "general": 3,
+    }
+    assert len(prompt_sets(99)["general"]) == len(GENERAL_QUESTIONS)
+    assert len(prompt_sets(99)["word problems"]) == len(WORD_PROBLEMS)
+
+
+def test_human_eval_prompts_are_functions_to_complete():
+    prompts = human_eval_prompts()
+    assert len(prompts) == 11  # every 16th of 164
+    assert all("def " in prompt and '"""' in prompt for prompt in prompts)
+    assert "has_close_elements" in prompts[0]
+
+
+def test_command_line():
+    quick = parse(["--quick", "--tokens", "5", "--", "--attention-backend", "triton"])
+    assert (quick.prompts, quick.tokens, quick.rounds) == (1, 5, 1)
+    assert quick.server_args == ["--attention-backend", "triton"]
+    assert parse([]).prompts > 1
+    with pytest.raises(SystemExit):
+        parse(["--target", "x"])
+    with pytest.raises(SystemExit):
+        parse(["--rounds", "0"])
+
+
+class Tokenizer(PlainTokenizer):
+    def decode(self, ids, skip_special_tokens):
+        return f"words {ids}"
+
+
+@pytest.mark.parametrize(("arguments", "names"), [([], DECODERS), (["--quick"], QUICK_DECODERS)])
+def test_every_decoder_is_measured_beside_plain_and_a_second_run_begins_anew(
+    tmp_path, capsys, monkeypatch, arguments, names
+):
+    fake = fresh_fake()
+    most_alive = 0
+
+    class Counted(fake):
+        def start(self):
+            nonlocal most_alive
+            super().start()
+            most_alive = max(most_alive, len(self.alive))
+
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda _: Tokenizer())
+    monkeypatch.setattr("adaptivespec.command_line.end_on_sigterm", lambda: None)
+    monkeypatch.setattr(bench_command, "measure", functools.partial(measure, make_server=Counted))
+    monkeypatch.setattr(report, "figures", lambda store, summaries: {})
+    pair = ["--target", "T", "--draft", "D", "--prompts", "2"]
+    for _ in range(2):
+        fake.order.clear()
+        assert main([*arguments, *pair, "--out", str(tmp_path)]) == 0
+        out = capsys.readouterr().out
+        line = json.loads(out.splitlines()[-1])
+        assert line["complete"]
+        assert {item["configuration"] for item in line["ratios"]} == {"plain", *names}
+        assert line["cells"]["measured"] == line["cells"]["planned"] == 2 * len(names) * 3 * 2
+        assert fake.order, "nothing was measured anew"
+        assert all(name in out for name in ("plain", *names))
+    assert most_alive == 2
+    assert fake.alive == []
+    html = (tmp_path / "report.html").read_text()
+    assert "words [1, 2, 3, 4]" in html
+    assert "--extra" not in html
