@@ -75,7 +75,7 @@ class ServerPlan:
     @property
     def adaptive(self) -> dict[str, Any]:
         """Content of its configuration file: states for every shape that will be pinned. Empty where it needs none."""
-        config = self.configurations[0].adaptive
+        config = {key: value for item in self.configurations for key, value in item.adaptive.items()}
         pinned = list(dict.fromkeys(item.pinned for item in self.configurations if item.pinned))
         if not pinned:
             return config
@@ -97,6 +97,11 @@ class ServerPlan:
         if any(each.kappa is not None for each in self.configurations):
             found[KAPPA_KEY] = STRICT if item.kappa is None else item.kappa
         return found
+
+    @property
+    def remembers(self) -> bool:
+        """Whether it has a memory, which at most one of its decoders uses."""
+        return any(item.remembers for item in self.configurations)
 
     @property
     def slug(self) -> str:
@@ -151,12 +156,20 @@ def parse_configurations(names: Sequence[str], draft: str) -> list[Configuration
     return [parse_configuration(name, draft) for name in dict.fromkeys((PLAIN, *names))]
 
 
-def server_plans(configurations: Sequence[Configuration]) -> list[ServerPlan]:
-    """The servers that serve these decoders, in their order; a memory has one of its own, as have SGLang's decoders."""
+def server_plans(configurations: Sequence[Configuration], *, by_request: bool) -> list[ServerPlan]:
+    """The servers that serve these decoders, in their order; SGLang's have one each, and so has each memory.
+
+    Args:
+        configurations: the decoders.
+        by_request: requests say themselves where they do without a memory, so that decoders without one share its server.
+    """
     groups: dict[str, list[Configuration]] = {}
     for item in configurations:
-        is_shared = item.is_ours and not item.remembers
-        key = json.dumps(item.adaptive) if is_shared else item.name
+        key = item.name
+        if item.is_ours and (by_request or not item.remembers):
+            key = json.dumps({name: value for name, value in item.adaptive.items() if name != "drift"})
+            if item.remembers and any(other.remembers for other in groups.get(key, ())):
+                key = item.name
         groups.setdefault(key, []).append(item)
     return [ServerPlan(tuple(group)) for group in groups.values()]
 

@@ -220,7 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         parse_configurations(options.configurations, "DRAFT")  # a mistyped name costs no download
         fill_in_pair(options)
-        servers = server_plans(parse_configurations(options.configurations, str(options.draft)))
+        servers = server_plans(parse_configurations(options.configurations, str(options.draft)), by_request=False)
         if rows.exists():
             raise LoadError(where=str(rows), found="a former run", expected="none", fix="give another --out")
         options.out.mkdir(parents=True, exist_ok=True)

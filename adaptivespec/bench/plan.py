@@ -60,7 +60,7 @@ class Plan:
 
     def blocks(self) -> list[list[ServerPlan]]:
         """The servers that are up at once: plain's, and `num_beside` others."""
-        plain, *others = server_plans(self.configurations)
+        plain, *others = server_plans(self.configurations, by_request=True)
         starts = range(0, len(others), self.num_beside)
         return [[plain, *others[start : start + self.num_beside]] for start in starts] or [[plain]]
 

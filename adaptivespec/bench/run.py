@@ -37,11 +37,13 @@ class _Running:
 
     Args:
         settings: by the decoder's name.
+        plan: what the server serves.
     """
 
     server: Server
     fixed_shape: str | None
     settings: dict[str, dict[str, float]]
+    plan: ServerPlan
 
     def become(self, name: str) -> None:
         """Serve as this decoder from now on."""
@@ -62,7 +64,7 @@ def measure(plan: Plan, store: Store, progress: Progress, make_server: Callable[
         for number, (plain_plan, *others) in enumerate(plan.blocks()):
             turns = list(plan.turns(number))
             missing = [turn for turn in turns if not store.has(turn)]
-            if any(item.remembers for server in others for item in server.configurations):
+            if any(server.remembers for server in others):
                 # A pass begins with an empty memory: one that was stopped is measured again from its start.
                 begun = set(map(_pass_of, missing))
                 missing = [turn for turn in turns if _pass_of(turn) in begun]
@@ -107,6 +109,8 @@ def _measure_block(
             if cell.configuration in forgetful:
                 # A memory learns each task by itself, or what it knew of one would depend on which others there are.
                 params["tenant"] = cell.task
+            elif up.plan.remembers:
+                params["drift"] = False
             prompts = plan.prompts(cell)
             store.append(answers(up.server, cell, prompts, plan.max_new_tokens, up.fixed_shape, params))
             progress.advance()
@@ -155,7 +159,7 @@ def _start(
             "memory_gb": info["internal_states"][0].get("memory_usage"),
         }
     is_fixed = not places and not info.get("speculative_adaptive") and info.get("speculative_num_steps")
-    return _Running(server, _shapes(info) if is_fixed else None, settings)
+    return _Running(server, _shapes(info) if is_fixed else None, settings, server_plan)
 
 
 def places_of(info: dict[str, Any]) -> dict[str, int]:

@@ -120,7 +120,7 @@ def test_plain_is_always_first_and_nothing_occurs_twice():
 
 
 def groups(*names: str) -> tuple[list[list[str]], list[ServerPlan]]:
-    plans = server_plans(parse_configurations(names, "D"))
+    plans = server_plans(parse_configurations(names, "D"), by_request=True)
     return [[item.name for item in plan.configurations] for plan in plans], plans
 
 
@@ -139,13 +139,22 @@ def test_what_an_operator_can_set_is_compared_on_one_server():
 
 
 def test_static_shapes_alone_have_a_static_server():
-    found, (_, shared, remembering) = groups(
-        "adaptive-static-1-1-2", "adaptive-static-3-4-8", "adaptive-static-3-1-4+drift"
-    )
-    assert found == [[PLAIN], ["adaptive-static-1-1-2", "adaptive-static-3-4-8"], ["adaptive-static-3-1-4+drift"]]
+    names = ["adaptive-static-1-1-2", "adaptive-static-3-4-8"]
+    found, (_, shared) = groups(*names)
+    assert found == [[PLAIN], names]
     assert shared.adaptive == {"policy": "static", "shape": {"start": [1, 1, 2], "extra": [[3, 4, 8]]}}
-    assert remembering.adaptive["shape"] == {"start": [3, 1, 4], "extra": []}
-    assert remembering.slug == "adaptive-static-3-1-4-drift"
+
+
+def test_a_memory_shares_its_server_with_those_without_and_with_no_other_memory():
+    names = ["adaptive", "adaptive-static-3-1-4", "adaptive+drift", "adaptive-static-3-1-4+drift"]
+    found, (_, shared, alone) = groups(*names)
+    assert found == [[PLAIN], names[:3], names[3:]]
+    assert shared.adaptive == {"drift": {"enabled": True}, "shape": {"extra": [[3, 1, 4]]}}
+    assert alone.adaptive["shape"] == {"start": [3, 1, 4], "extra": []}
+    assert alone.slug == "adaptive-static-3-1-4-drift"
+    assert [plan.remembers for plan in (shared, alone)] == [True, True]
+    by_server = server_plans(parse_configurations(names, "D"), by_request=False)
+    assert [[item.name for item in plan.configurations] for plan in by_server[1:]] == [names[:2], names[2:3], names[3:]]
 
 
 def test_one_shape_twice_needs_one_state():
@@ -154,8 +163,8 @@ def test_one_shape_twice_needs_one_state():
 
 
 def test_what_is_set_at_start_has_a_server_of_its_own():
-    names = ["adaptive", "talon", "adaptive+range=paper", "adaptive+fly", "adaptive+drift", "eagle3-3-1-4"]
+    names = ["adaptive", "talon", "adaptive+range=paper", "adaptive+fly", "eagle3-3-1-4"]
     found, plans = groups(*names)
     assert found == [[PLAIN], *([name] for name in names)]
-    assert [plan.settings(plan.configurations[0], {}) for plan in plans] == [{}] * 7
+    assert [plan.settings(plan.configurations[0], {}) for plan in plans] == [{}] * 6
     assert plans[1].adaptive == {}
