@@ -13,6 +13,7 @@ NO_BANK = -1
 _NOBODY = -2  # owns no slot
 _NOTHING = -2.0  # below every cosine
 _NEVER = 2**62
+_STRIDE = 256  # slots
 _LONG_AGO = 2**30  # calls; slots unused for longer count as equally old
 
 
@@ -195,11 +196,13 @@ class DriftMemory:
         return (self.keys[: self._reach()] @ key.T).T
 
     def _reach(self) -> int:
-        """Slots behind which none is in use, at least one; all where looking would be a host sync."""
+        """Slots behind which none is in use, in steps of `_STRIDE`; all where looking would be a host sync."""
         if not _is_on_host(self.owner):
             return self.params.num_slots
         used = (self.owner != NO_BANK).nonzero()
-        return int(used[-1]) + 1 if len(used) else 1
+        # In steps, so that the product is not of another shape, and may round otherwise, with every new prototype.
+        strides = int(used[-1]) // _STRIDE + 1 if len(used) else 1
+        return min(strides * _STRIDE, self.params.num_slots)
 
     def _in_bank(self, product: Tensor, banks: Tensor) -> Tensor:
         """The cosines to prototypes of the row's bank, less than any cosine in the place of others; NaN of NaN."""

@@ -101,7 +101,7 @@ class Words:
     decode: Callable[[list[int]], str]
 
     @classmethod
-    def of(cls, tokenizer: Any, **sources: str) -> "Words":
+    def of(cls, tokenizer: Any, sources: dict[str, str]) -> "Words":
         """With a tokenizer's texts, special tokens left out."""
         return cls(sources, lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)))
 
@@ -154,7 +154,7 @@ def prepare(options: argparse.Namespace) -> tuple[Plan, Graders, Words]:
         source.name: f"{source.path.name}, rows {first}-{last}, each as one user turn of the chat template, no shots"
         for source in options.prompts
     }
-    return plan, graders, Words.of(tokenizer, target=target, draft=draft, **files)
+    return plan, graders, Words.of(tokenizer, {"target": target, "draft": draft, **files})
 
 
 def run(plan: Plan, store: Store, words: Words, graders: Graders | None = None) -> int:
@@ -193,7 +193,7 @@ def run(plan: Plan, store: Store, words: Words, graders: Graders | None = None) 
     except OSError as error:
         print(
             f"{store.out}: found {error.strerror or error}; expected to write the report; fix: free some space and run the "
-            "same command again; what was measured is kept",
+            "same command again; what was measured is in its requests.jsonl",
             file=sys.stderr,
         )
         print(json.dumps({"complete": False, "problem": problem or "the report could not be written", "report": None}))

@@ -17,11 +17,13 @@ PLAIN = "plain"
 ADAPTIVE_NAME = "ADAPTIVE"  # as in `sglang_plugin.resolve`, which takes torch to import
 VALID_NAMES = (
     "plain, eagle3-default, eagle3-S-K-N, sglang-adaptive, adaptive, adaptive-static-S-K-N or talon, where S-K-N is "
-    "num_steps-topk-num_draft_tokens; the last three also with +kappa=NUMBER, +fly, +drift and, but for static shapes, "
-    "+range=NAME or +range=S-K-N:S-K-N"
+    "num_steps-topk-num_draft_tokens; the last three also with +kappa=NUMBER, +fly, +drift, +drift=off and, but for static "
+    "shapes, +range=NAME or +range=S-K-N:S-K-N"
 )
 UPSTREAM_ADAPTIVE = "--speculative-adaptive"
 _EAGLE3, _STATIC = "eagle3-", "adaptive-static-"
+_DRIFT = {"enabled": True}
+_DRIFT_OFF: dict[str, Any] = {}  # a memory that requests do without
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Configuration:
         adaptive: content of ``--speculative-adaptive-config`` beyond what follows; empty without that argument.
         pinned: the shape that an operator pins while it is measured; None to let the policy choose.
         kappa: the margin's, which an operator sets while it is measured; None: strict.
+        does_without: its requests do without the memory that its server has.
     """
 
     name: str
@@ -41,6 +44,7 @@ class Configuration:
     adaptive: dict[str, Any] = field(default_factory=dict)
     pinned: TreeShape | None = None
     kappa: float | None = None
+    does_without: bool = False
 
     @property
     def is_ours(self) -> bool:
@@ -53,9 +57,14 @@ class Configuration:
         return self.name.startswith((_EAGLE3, _STATIC)) and "+" not in self.name
 
     @property
+    def is_strict(self) -> bool:
+        """Whether it should say what plain decoding says."""
+        return self.kappa is None and "verifier" not in self.adaptive
+
+    @property
     def remembers(self) -> bool:
         """Whether what it answered before changes how it drafts."""
-        return "drift" in self.adaptive
+        return "drift" in self.adaptive and not self.does_without
 
 
 @dataclass(frozen=True)
@@ -75,7 +84,7 @@ class ServerPlan:
     @property
     def adaptive(self) -> dict[str, Any]:
         """Content of its configuration file: states for every shape that will be pinned. Empty where it needs none."""
-        config = {key: value for item in self.configurations for key, value in item.adaptive.items()}
+        config = self.configurations[0].adaptive
         pinned = list(dict.fromkeys(item.pinned for item in self.configurations if item.pinned))
         if not pinned:
             return config
@@ -97,11 +106,6 @@ class ServerPlan:
         if any(each.kappa is not None for each in self.configurations):
             found[KAPPA_KEY] = STRICT if item.kappa is None else item.kappa
         return found
-
-    @property
-    def remembers(self) -> bool:
-        """Whether it has a memory, which at most one of its decoders uses."""
-        return any(item.remembers for item in self.configurations)
 
     @property
     def slug(self) -> str:
@@ -139,7 +143,10 @@ def parse_configuration(name: str, draft: str) -> Configuration:
     kappa = None
     if "verifier" not in adaptive:  # an operator cannot give back FLy what it has without a kappa
         kappa = adaptive.pop("margin", {}).get("kappa")
-    return Configuration(name, speculation_args(ADAPTIVE_NAME, draft), adaptive, pinned, kappa)
+    does_without = adaptive.get("drift") == _DRIFT_OFF
+    if does_without:
+        adaptive["drift"] = _DRIFT
+    return Configuration(name, speculation_args(ADAPTIVE_NAME, draft), adaptive, pinned, kappa, does_without)
 
 
 def parse_configurations(names: Sequence[str], draft: str) -> list[Configuration]:
@@ -156,20 +163,13 @@ def parse_configurations(names: Sequence[str], draft: str) -> list[Configuration
     return [parse_configuration(name, draft) for name in dict.fromkeys((PLAIN, *names))]
 
 
-def server_plans(configurations: Sequence[Configuration], *, by_request: bool) -> list[ServerPlan]:
-    """The servers that serve these decoders, in their order; SGLang's have one each, and so has each memory.
-
-    Args:
-        configurations: the decoders.
-        by_request: requests say themselves where they do without a memory, so that decoders without one share its server.
-    """
+def server_plans(configurations: Sequence[Configuration]) -> list[ServerPlan]:
+    """The servers that serve these decoders, in their order; SGLang's have one each, and a memory is one decoder's."""
     groups: dict[str, list[Configuration]] = {}
     for item in configurations:
-        key = item.name
-        if item.is_ours and (by_request or not item.remembers):
-            key = json.dumps({name: value for name, value in item.adaptive.items() if name != "drift"})
-            if item.remembers and any(other.remembers for other in groups.get(key, ())):
-                key = item.name
+        key = json.dumps(item.adaptive, sort_keys=True) if item.is_ours else item.name
+        if item.remembers and any(other.remembers for other in groups.get(key, ())):
+            key = item.name
         groups.setdefault(key, []).append(item)
     return [ServerPlan(tuple(group)) for group in groups.values()]
 
@@ -203,8 +203,8 @@ def _option(extra: str, name: str, before: dict[str, Any]) -> dict[str, Any]:
     where = f"configuration {name}"
     if extra == "fly":
         found: dict[str, Any] = {"verifier": "fly"}
-    elif extra == "drift":
-        found = {"drift": {"enabled": True}}
+    elif extra in ("drift", "drift=off"):
+        found = {"drift": _DRIFT if extra == "drift" else _DRIFT_OFF}
     elif key == "kappa" and separator:
         try:
             kappa = float(value)

@@ -18,7 +18,7 @@ from adaptivespec.bench.plan import write_config
 from adaptivespec.bench.report import REPORT_NAME
 from adaptivespec.bench.run import places_of, set_state
 from adaptivespec.command_line import EXIT_FAILED, EXIT_INTERRUPTED, end_on_sigterm, positive
-from adaptivespec.errors import AdaptiveSpecError
+from adaptivespec.errors import AdaptiveSpecError, ConfigError
 from adaptivespec.launch import Server, ServerFailedError, named_failure
 from adaptivespec.plots import SET_COLOURS, STYLE, png
 from adaptivespec.prompt_files import PromptFile, add_arguments, fill_in_pair
@@ -218,9 +218,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     problem, exit_code, origin = None, 0, provenance()
     end_on_sigterm()
     try:
-        parse_configurations(options.configurations, "DRAFT")  # a mistyped name costs no download
+        for item in parse_configurations(options.configurations, "DRAFT"):  # a mistyped name costs no download
+            if item.does_without:
+                raise ConfigError(
+                    where=f"configuration {item.name}",
+                    found="+drift=off",
+                    expected="a decoder whose requests need no option, since bench_serving sends none",
+                    fix="drop it here; bench.py has it",
+                )
         fill_in_pair(options)
-        servers = server_plans(parse_configurations(options.configurations, str(options.draft)), by_request=False)
+        servers = server_plans(parse_configurations(options.configurations, str(options.draft)))
         if rows.exists():
             raise LoadError(where=str(rows), found="a former run", expected="none", fix="give another --out")
         options.out.mkdir(parents=True, exist_ok=True)

@@ -31,6 +31,7 @@ class Plan:
         num_beside: servers that are up beside plain's at once.
         dtype: of target and draft.
         server_args: further arguments of every server.
+        asks_gaps: where an answer of a strict decoder parts from plain's, plain is asked how near a tie that was; batch size 1.
 
     Raises:
         ConfigError: a batch size that does not divide the number of prompts.
@@ -46,6 +47,7 @@ class Plan:
     num_beside: int
     dtype: str
     server_args: Sequence[str]
+    asks_gaps: bool = False
 
     def __post_init__(self) -> None:
         for name, prompts in self.tasks.items():
@@ -60,7 +62,7 @@ class Plan:
 
     def blocks(self) -> list[list[ServerPlan]]:
         """The servers that are up at once: plain's, and `num_beside` others."""
-        plain, *others = server_plans(self.configurations, by_request=True)
+        plain, *others = server_plans(self.configurations)
         starts = range(0, len(others), self.num_beside)
         return [[plain, *others[start : start + self.num_beside]] for start in starts] or [[plain]]
 
@@ -116,6 +118,7 @@ class Plan:
             "draft": self.draft,
             "draft weights": _fingerprint(Path(self.draft) / "model.safetensors"),
             "configurations": [item.name for item in self.configurations],
+            "servers": [[[item.name for item in each.configurations] for each in block] for block in self.blocks()],
             "tasks": prompts,
             "batch_sizes": list(self.batch_sizes),
             "max_new_tokens": self.max_new_tokens,

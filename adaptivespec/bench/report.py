@@ -103,7 +103,11 @@ def headline(plan: Plan, store: Store, summaries: Sequence[Summary], problem: st
                     "ratio",
                     "ratio_q1",
                     "ratio_q3",
+                    "tokens_per_s",
                     "accept_length",
+                    "num_identical",
+                    "num_answers",
+                    "split_gap",
                     "accuracy",
                 )
             }

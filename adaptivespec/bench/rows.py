@@ -48,6 +48,8 @@ class Row:
         promoted: drafts accepted in place of the target's own token, returned ones.
         shape_steps: verify steps by tree shape; None where the server does not tell.
         shapes: tree shape of each verify step, in order; None where the server does not tell.
+        split_gap: where the answer parts from plain's, how far apart in log-probability plain's two likeliest tokens are there: near
+            0 for a tie that rounding decides; None where it does not, or plain was not asked.
     """
 
     cell: Cell
@@ -61,6 +63,7 @@ class Row:
     promoted: int = 0
     shape_steps: Mapping[str, int] | None = None
     shapes: list[str] | None = None
+    split_gap: float | None = None
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Row":

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from adaptivespec.bench.configurations import PLAIN, UPSTREAM_ADAPTIVE, ServerPlan
@@ -37,13 +37,11 @@ class _Running:
 
     Args:
         settings: by the decoder's name.
-        plan: what the server serves.
     """
 
     server: Server
     fixed_shape: str | None
     settings: dict[str, dict[str, float]]
-    plan: ServerPlan
 
     def become(self, name: str) -> None:
         """Serve as this decoder from now on."""
@@ -64,7 +62,7 @@ def measure(plan: Plan, store: Store, progress: Progress, make_server: Callable[
         for number, (plain_plan, *others) in enumerate(plan.blocks()):
             turns = list(plan.turns(number))
             missing = [turn for turn in turns if not store.has(turn)]
-            if any(server.remembers for server in others):
+            if any(item.remembers for server in others for item in server.configurations):
                 # A pass begins with an empty memory: one that was stopped is measured again from its start.
                 begun = set(map(_pass_of, missing))
                 missing = [turn for turn in turns if _pass_of(turn) in begun]
@@ -109,11 +107,18 @@ def _measure_block(
             if cell.configuration in forgetful:
                 # A memory learns each task by itself, or what it knew of one would depend on which others there are.
                 params["tenant"] = cell.task
-            elif up.plan.remembers:
+            elif by_name[cell.configuration].does_without:
                 params["drift"] = False
             prompts = plan.prompts(cell)
             store.append(answers(up.server, cell, prompts, plan.max_new_tokens, up.fixed_shape, params))
             progress.advance()
+        if plan.asks_gaps:
+            plain = store.cells[next(cell for cell in turn if cell.configuration == PLAIN)]
+            for cell in turn:
+                (row,) = store.cells[cell]
+                if by_name[cell.configuration].is_strict and row.output_ids != plain[0].output_ids:
+                    prefix = plan.prompts(cell)[0] + row.output_ids[: row.shared_len(plain[0])]
+                    store.append([replace(row, split_gap=top_two_gap(running[PLAIN].server, prefix))])
 
 
 def _pass_of(turn: list[Cell]) -> tuple[int, int]:
@@ -150,16 +155,16 @@ def _start(
         )
     places = places_of(info)
     settings = {item.name: server_plan.settings(item, places) for item in server_plan.configurations}
-    for name, while_it_runs in settings.items():
-        store.servers[name] = {
+    for item in server_plan.configurations:
+        store.servers[item.name] = {
             "command": command,
             "adaptive": server_plan.adaptive,
-            "settings": while_it_runs,
+            "settings": settings[item.name] | ({"drift": False} if item.does_without else {}),
             "shapes": _shapes(info),
             "memory_gb": info["internal_states"][0].get("memory_usage"),
         }
     is_fixed = not places and not info.get("speculative_adaptive") and info.get("speculative_num_steps")
-    return _Running(server, _shapes(info) if is_fixed else None, settings, server_plan)
+    return _Running(server, _shapes(info) if is_fixed else None, settings)
 
 
 def places_of(info: dict[str, Any]) -> dict[str, int]:
@@ -213,6 +218,20 @@ def answers(
         return _ask(server, cell, slot, body, begin, fixed_shape)
 
     return [ask(0)] if len(prompts) == 1 else at_once(ask, range(len(prompts)), len(prompts))
+
+
+def top_two_gap(server: Server, token_ids: list[int]) -> float:
+    """Difference in log-probability, in nats, between the two likeliest next tokens."""
+    body = {
+        "input_ids": token_ids,
+        "sampling_params": {"temperature": 0, "max_new_tokens": 1},
+        "return_logprob": True,
+        "top_logprobs_num": 2,
+    }
+    with named_failure(server):
+        response = server.post("/generate", body, timeout=EVENT_SECONDS)
+    (best, *_), (second, *_) = response["meta_info"]["output_top_logprobs"][0]
+    return round(float(best - second), 5)
 
 
 def at_once(work: Callable[[int], _Found], items: Iterable[int], num_threads: int) -> list[_Found]:

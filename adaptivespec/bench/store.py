@@ -45,7 +45,7 @@ class Store:
             out: the folder, made if absent.
             settings: of this run.
             origin: provenance of this process.
-            anew: drop the run that the folder may hold.
+            anew: drop the run that the folder may hold, if it is of tasks of these names.
 
         Raises:
             StoreError: the folder cannot be used, or holds a run with other settings.
@@ -53,8 +53,6 @@ class Store:
         store = cls(out, settings)
         with store.writing(out):
             out.mkdir(parents=True, exist_ok=True)
-            for name in (ROWS_NAME, RUN_NAME) if anew else ():
-                (out / name).unlink(missing_ok=True)
         run = out / RUN_NAME
         if run.exists():
             try:
@@ -68,8 +66,12 @@ class Store:
                     expected="the file of a run",
                     fix="give another --out",
                 ) from error
-            store._check(settings_before)
-            store._load()
+            if anew and settings_before.get("tasks", {}).keys() == settings["tasks"].keys():
+                (out / ROWS_NAME).unlink(missing_ok=True)
+                store.sessions, store.servers = [], {}
+            else:
+                store._check(settings_before)
+                store._load()
         elif (out / ROWS_NAME).exists():
             raise StoreError(
                 where=str(out),
@@ -151,5 +153,5 @@ class Store:
                 where=str(path),
                 found=error.strerror or str(error),
                 expected="to be able to write there",
-                fix="free some space or correct --out; the same command then goes on where this one stopped",
+                fix="free some space or correct --out, and give the same command again",
             ) from error

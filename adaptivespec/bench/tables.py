@@ -33,6 +33,7 @@ class Summary:
         output_tokens: mean length; length_ratio: mean of length over plain's.
         num_at_cap: answers that the cap on the length ended.
         promoted: near misses accepted, per 1000 tokens.
+        split_gap: largest `Row.split_gap`, nats; None where no answer parts from plain's, or plain was not asked.
         accuracy: share of the graded answers that are right; None where none was graded.
     """
 
@@ -63,6 +64,7 @@ class Summary:
     length_ratio: float
     num_at_cap: int
     promoted: float
+    split_gap: float | None = None
     accuracy: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -149,6 +151,7 @@ def _summary(configuration: str, task: str, batch_size: int, pairs: list[Pair], 
         length_ratio=fmean(len(row.output_ids) / len(plain.output_ids) for row, plain in beside),
         num_at_cap=sum(row.hit_cap for row in rows),
         promoted=1000 * sum(row.promoted for row in rows) / tokens,
+        split_gap=max((row.split_gap for row in rows if row.split_gap is not None), default=None),
         accuracy=fmean(graded) if graded else None,
     )
 

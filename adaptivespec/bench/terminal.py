@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -42,18 +43,32 @@ def results_tables(summaries: Sequence[Summary]) -> Iterator[Table]:
         mine = [item for item in summaries if item.batch_size == size]
         tasks = list(dict.fromkeys(item.task for item in mine))
         table = Table(
-            title=f"decode speed over plain, batch size {size}: median of turns, quartiles below; accept length",
+            title=f"decode speed over plain, batch size {size}: median of turns, quartiles below; accept length; answers the same as plain's",
             box=SIMPLE_HEAD,
             padding=0,  # so that three tasks fit 80 columns
         )
         table.add_column("decoder", no_wrap=True)
         for task in tasks:
             table.add_column(task, justify="right")
-        table.add_column("mean", justify="right")
+        for heading in ("mean", "tokens/s", "same"):
+            table.add_column(heading, justify="right")
         for name in dict.fromkeys(item.configuration for item in mine):
             by_task = {item.task: item for item in mine if item.configuration == name}
             mean = means.get(size, {}).get(name)
-            table.add_row(name, *(_cell(by_task.get(task)) for task in tasks), "-" if mean is None else f"{mean:.2f}x")
+            speeds = [item.tokens_per_s for item in by_task.values() if item.tokens_per_s is not None]
+            same, answers = (
+                sum(getattr(item, key) for item in by_task.values()) for key in ("num_identical", "num_answers")
+            )
+            table.add_row(
+                name,
+                *(_cell(by_task.get(task)) for task in tasks),
+                "-" if mean is None else f"{mean:.2f}x",
+                f"{fmean(speeds):.1f}" if speeds else "-",
+                f"{same}/{answers}",
+            )
+        gaps = [item.split_gap for item in mine if item.split_gap is not None]
+        if gaps:
+            table.caption = f"where answers part, plain's two likeliest tokens are {max(gaps):.3f} nats apart at most"
         yield table
 
 

@@ -87,6 +87,7 @@ def run(options: argparse.Namespace) -> int:
         num_beside=1,
         dtype="bfloat16",
         server_args=options.server_args,
+        asks_gaps=True,
     )
     store = Store.open(options.out, plan.settings(), provenance(), anew=True)
-    return command.run(plan, store, command.Words.of(tokenizer, **pair, **SOURCES))
+    return command.run(plan, store, command.Words.of(tokenizer, pair | SOURCES))

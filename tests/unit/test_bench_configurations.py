@@ -101,7 +101,7 @@ def test_any_text_is_a_configuration_or_a_clear_error(text):
 @given(
     steps=st.integers(1, 8),
     kappa=st.none() | st.floats(0.01, 1),
-    flags=st.lists(st.sampled_from(["fly", "drift"]), unique=True),
+    flags=st.lists(st.sampled_from(["fly", "drift", "drift=off"]), unique_by=lambda flag: flag[:3]),
 )
 def test_every_well_formed_name_is_understood(steps, kappa, flags):
     shape = TreeShape(steps, 1, steps + 1)
@@ -110,6 +110,8 @@ def test_every_well_formed_name_is_understood(steps, kappa, flags):
     assert found.pinned == shape
     assert found.is_static == (not extras)
     assert ("verifier" in found.adaptive) == ("fly" in flags)
+    assert found.is_strict == ("fly" not in flags and kappa is None)
+    assert (found.remembers, found.does_without) == ("drift" in flags, "drift=off" in flags)
     assert (found.adaptive.get("margin", {}).get("kappa") if "fly" in flags else found.kappa) == kappa
 
 
@@ -120,7 +122,7 @@ def test_plain_is_always_first_and_nothing_occurs_twice():
 
 
 def groups(*names: str) -> tuple[list[list[str]], list[ServerPlan]]:
-    plans = server_plans(parse_configurations(names, "D"), by_request=True)
+    plans = server_plans(parse_configurations(names, "D"))
     return [[item.name for item in plan.configurations] for plan in plans], plans
 
 
@@ -145,16 +147,15 @@ def test_static_shapes_alone_have_a_static_server():
     assert shared.adaptive == {"policy": "static", "shape": {"start": [1, 1, 2], "extra": [[3, 4, 8]]}}
 
 
-def test_a_memory_shares_its_server_with_those_without_and_with_no_other_memory():
-    names = ["adaptive", "adaptive-static-3-1-4", "adaptive+drift", "adaptive-static-3-1-4+drift"]
-    found, (_, shared, alone) = groups(*names)
-    assert found == [[PLAIN], names[:3], names[3:]]
-    assert shared.adaptive == {"drift": {"enabled": True}, "shape": {"extra": [[3, 1, 4]]}}
+def test_a_memory_shares_its_server_with_its_twin_without_and_with_no_other_memory():
+    names = ["adaptive", "adaptive+drift", "adaptive+drift=off", "adaptive-static-3-1-4+drift"]
+    found, (_, forgetful, shared, alone) = groups(*names)
+    assert found == [[PLAIN], names[:1], names[1:3], names[3:]]
+    assert forgetful.adaptive == {}
+    assert shared.adaptive == {"drift": {"enabled": True}}
+    assert [(item.remembers, item.does_without) for item in shared.configurations] == [(True, False), (False, True)]
     assert alone.adaptive["shape"] == {"start": [3, 1, 4], "extra": []}
     assert alone.slug == "adaptive-static-3-1-4-drift"
-    assert [plan.remembers for plan in (shared, alone)] == [True, True]
-    by_server = server_plans(parse_configurations(names, "D"), by_request=False)
-    assert [[item.name for item in plan.configurations] for plan in by_server[1:]] == [names[:2], names[2:3], names[3:]]
 
 
 def test_one_shape_twice_needs_one_state():

@@ -34,7 +34,7 @@ def measured(tmp_path, what) -> Store:
     for number, seconds in enumerate((1.0, 2.0, 0.5)):
         for task in what.tasks:
             ours = {"verify_steps": 2, "accepted": 1, "shape_steps": {"(1,1,2)": 1, "(3,1,4)": 1}}
-            ours["shapes"] = ["(3,1,4)", "(1,1,2)"]
+            ours |= {"shapes": ["(3,1,4)", "(1,1,2)"], "split_gap": 0.125 * number}
             store.append([row("plain", 2.0, task=task, round_number=number)])
             store.append([row("adaptive", seconds, task=task, round_number=number, ids=(1, 2, 9, 9), **ours)])
     store.servers = {"adaptive": {"command": f"launch {EVIL}", "adaptive": {"policy": "talon"}, "shapes": "(1,1,2)"}}
@@ -107,7 +107,7 @@ def test_the_terminal_table_names_every_decoder(tmp_path, width):
     with console.capture() as capture:
         console.print(table)
     text = capture.get()
-    assert all(word in text for word in ("plain", "adaptive", "3.00x, 1.50", "2.25-4.50", "mean"))
+    assert all(word in text for word in ("plain", "adaptive", "3.00x, 1.50", "2.25-4.50", "mean", "0/6", "0.250"))
 
 
 @settings(max_examples=30)
@@ -137,6 +137,7 @@ def test_the_report_is_one_file_with_everything(tmp_path):
     assert "Not complete." in html
     assert "12 of 24 cells" in html
     assert "2.25-4.50, n=3<br>1.50-6.00" in html
+    assert "ties within 0.250" in html
     assert "1234 MiB resident" in html
     assert line["complete"] is False
     assert line["geometric_mean"] == {"1": {"plain": 1.0, "adaptive": 3.0}}

@@ -66,14 +66,49 @@ def test_decoders_take_turns_and_the_first_place_goes_round(fake, tmp_path):
 
 
 def test_a_memory_is_told_the_task_as_its_tenant(fake, tmp_path):
-    run(fake, plan(["adaptive", "adaptive+drift"], rounds=1), tmp_path)
-    assert set(fake.starts) == {"plain", "adaptive"}  # one server, which the memory's requests share with the others
-    told = [(prompt, params["adaptive"]) for name, prompt, params in fake.asked[3:] if name == "adaptive"]
+    store, _ = run(fake, plan(["adaptive+drift", "adaptive+drift=off"], rounds=1), tmp_path)
+    assert fake.starts == ["plain", "adaptive-drift"]  # one server for both
+    assert store.servers["adaptive+drift=off"]["settings"] == {"drift": False}
+    told = [(prompt, params["adaptive"]) for name, prompt, params in fake.asked[3:] if name == "adaptive-drift"]
     with_memory = [(prompt, options["tenant"]) for prompt, options in told if "tenant" in options]
     without = [prompt for prompt, options in told if options.get("drift") is False]
     assert sorted(with_memory) == [(1, "x"), (2, "x"), (3, "y"), (4, "y")]
     assert sorted(without) == [1, 2, 3, 4]
     assert len(told) == 8
+
+
+def test_where_a_strict_answer_parts_from_plains_plain_is_asked_how_near_a_tie_that_was(fake, tmp_path):
+    stream, post = fake.stream, fake.post
+
+    def differs(self, path, body, timeout):
+        *early, last = stream(self, path, body, timeout)
+        if "ADAPTIVE" in self.args and body["input_ids"] == [3]:
+            last = last | {"output_ids": [1, 2, 9, 4]}
+        yield from (*early, last)
+
+    def gaps(self, path, body, **kwargs):
+        if path != "/generate":
+            return post(self, path, body)
+        assert self.log.stem == "plain"
+        assert body["input_ids"] == [3, 1, 2]  # the prompt, and what both answers begin with
+        return {"meta_info": {"output_top_logprobs": [[[-0.5, 3, None], [-0.75, 9, None]]]}}
+
+    fake.stream, fake.post = differs, gaps
+    store, _ = run(fake, plan(["adaptive", "adaptive+kappa=0.5"], rounds=1, asks_gaps=True), tmp_path)
+    found = {(row.cell.configuration, row.cell.task, row.prompt): row.split_gap for (row,) in store.cells.values()}
+    assert {key: gap for key, gap in found.items() if gap is not None} == {("adaptive", "y", 0): 0.25}
+    assert opened(plan(["adaptive", "adaptive+kappa=0.5"], rounds=1), tmp_path).cells == store.cells
+
+
+def test_a_run_begun_anew_drops_its_own_kind_only(fake, tmp_path):
+    run(fake, plan(), tmp_path)
+    other = plan(tasks={"other": [[1], [2]]}).settings()
+    with pytest.raises(StoreError, match="found a run with tasks"):
+        Store.open(tmp_path / "out", other, {"date": "today"}, anew=True)
+    assert len(opened(plan(), tmp_path).cells) == 16
+    again = Store.open(tmp_path / "out", plan(rounds=3).settings(), {"date": "today"}, anew=True)
+    assert (again.cells, len(again.sessions)) == ({}, 1)
+    assert not (again.out / ROWS_NAME).exists()
 
 
 def test_a_batch_is_sent_at_once_and_batch_sizes_take_turns(fake, tmp_path):

@@ -185,10 +185,19 @@ def test_rows_that_share_a_call_found_prototypes_in_slots_of_their_own() -> None
     seed=st.integers(0, 10**6),
     num_slots=st.integers(2, 9),
     fallback=st.sampled_from([None, NO_BANK, 1]),
+    is_on_host=st.booleans(),
 )
 def test_memory_does_what_the_dictionary_model_does(
-    calls: list[list[int]], seed: int, num_slots: int, fallback: int | None
+    calls: list[list[int]], seed: int, num_slots: int, fallback: int | None, is_on_host: bool
 ) -> None:
+    """On a CPU, where it looks at what it holds, and as on a GPU, where it does not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("drift.memory._is_on_host", lambda tensor: is_on_host)
+        patch.setattr("drift.memory._STRIDE", 1)
+        do_both(calls, seed, num_slots, fallback, is_on_host)
+
+
+def do_both(calls: list[list[int]], seed: int, num_slots: int, fallback: int | None, is_on_host: bool) -> None:
     params = replace(SMALL, num_slots=num_slots)
     memory, model = make(params), DictionaryModel(params)
     for call, banks in enumerate(calls):
@@ -200,7 +209,7 @@ def test_memory_does_what_the_dictionary_model_does(
             model.corrected(h, x, bank, fallback) if bank != NO_BANK else x
             for h, x, bank in zip(hidden.tolist(), draft.tolist(), banks, strict=True)
         ]
-        model.clock += any(bank != NO_BANK for bank in banks)
+        model.clock += not is_on_host or any(bank != NO_BANK for bank in banks)
         torch.testing.assert_close(logits, torch.tensor(wanted), rtol=1e-4, atol=1e-4)
         memory.learn(hidden, draft, target, torch.tensor(banks))
         model.learn(hidden.tolist(), draft.tolist(), target.tolist(), banks)
