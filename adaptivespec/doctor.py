@@ -79,7 +79,7 @@ def _device() -> Finding:
     try:
         torch = importlib.import_module("torch")
     except ImportError:
-        return Finding("device", "torch does not import", False)
+        return Finding("device", "torch does not import; fix: pip install -e . in a clone", False)
     if _has_cuda():
         return Finding("device", f"{torch.cuda.get_device_name()}: states with captured CUDA graphs", True)
     if torch.accelerator.is_available():
@@ -181,8 +181,9 @@ def main(argv: list[str] | None = None) -> int:
     else:
         for finding in findings:
             print(f"{_MARKS[finding.is_ok]} {finding.subject:32} {finding.found}")
-        print("\nrefused at start, with the reason:", ", ".join(dict.fromkeys(option.flag for option in OPTIONS)))
-        print("and whatever else `Limits` in README.md names")
+        print("\nrefused at start, with what stands in the way; targets and the rest are in `Limits` of README.md:")
+        for flag, why in {option.flag: option.why for option in OPTIONS}.items():
+            print(f"        {flag:44} {why}")
     return int(any(finding.is_ok is False for finding in findings))
 
 

@@ -3,14 +3,16 @@
 
 Part 1 needs torch alone: the registry captures and replays a toy draft and verify pair for every shape of a preset, and the
 DRIFT memory is captured and timed at the size of an 8B model.
-Part 2 starts real SGLang servers, plain and ADAPTIVE, compares their greedy answers and reads the states that ADAPTIVE
-built; it runs where --target and --draft are given (`python scripts/demo_models.py` prepares a small pair).
+Part 2 starts real SGLang servers, plain and ADAPTIVE with another of its eight published shapes at every step, compares
+their greedy answers and reads the states that ADAPTIVE built. It takes the demo pair, which it fetches if need be, unless
+--target and --draft name another, and is left out where SGLang is not installed.
 
 Prints one line per check, and one JSON line at the end. Exit status: 0 every check passed; 1 a check failed or nothing was
 captured; 2 wrong arguments; 3 no CUDA GPU.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import signal
@@ -42,8 +44,9 @@ EXIT_FAILED, EXIT_NO_GPU = 1, 3
 LAUNCH = (sys.executable, "-m", "sglang.launch_server")
 START_TIMEOUT_S, ANSWER_TIMEOUT_S = 110, 30
 MAX_NEW_TOKENS = 48
+CONFIG = {"policy": "cycle", "shape": {"range": "paper"}}
+NUM_STATES = len(PRESETS["paper"].reachable())
 MEMORY_HIDDEN, MEMORY_VOCAB = 4096, 32000  # of EAGLE-3 drafts for 8B models
-MAX_MEMORY_US = 300.0  # 3% of a step of 10 ms
 NEAR_TIE = 1e-3  # nats: on a GPU, kernels for other row counts round float32 differently, by more than on a CPU
 MAX_NEAR_TIES = 0.1  # share of the prompts
 PROMPTS = (
@@ -113,13 +116,12 @@ def check_memory(device: Device) -> Iterator[Check]:
         yield Check("DRIFT memory", False, f"{type(error).__name__}: {error}")
         return
     step_us = round(3 * apply_us + learn_us, 1)
-    is_timed = device.torch_device.type == "cuda"
     detail = (
         f"captured correction {'equals' if is_same else 'differs from'} the eager one; {apply_us} us a correction, {learn_us} us a "
-        f"lesson, {step_us} us a step of (3,4,4)" + (f", expected at most {MAX_MEMORY_US}" if is_timed else "")
+        f"lesson, not captured, {step_us} us a step of (3,4,4)"
     )
     figures = {"apply_us": apply_us, "learn_us": learn_us, "step_us": step_us, "bytes": memory.num_bytes}
-    yield Check("DRIFT memory", is_same and (step_us <= MAX_MEMORY_US or not is_timed), detail, figures)
+    yield Check("DRIFT memory", is_same, detail, figures)
 
 
 def microseconds(device: Device, run: Callable[[], None], rounds: int = 5, runs: int = 10) -> float:
@@ -163,13 +165,16 @@ def check_sglang_states(target: str, draft: str, launch: Sequence[str] = LAUNCH)
         draft: folder or name of its EAGLE-3 draft.
         launch: the command that starts a server, without its options.
     """
-    speculation = speculation_args("ADAPTIVE", draft)
     try:
-        with running_server([*launch, *server_options(target)]) as url:
-            reference = ask(url)
-        with running_server([*launch, *server_options(target), *speculation]) as url:
-            answers = ask(url)
-            report = find_states_report(get_json(f"{url}/server_info"))
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as config:
+            json.dump(CONFIG, config)
+            config.flush()
+            speculation = [*speculation_args("ADAPTIVE", draft), "--speculative-adaptive-config", config.name]
+            with running_server([*launch, *server_options(target)]) as url:
+                reference = ask(url)
+            with running_server([*launch, *server_options(target), *speculation]) as url:
+                answers = ask(url)
+                report = find_states_report(get_json(f"{url}/server_info"))
     except (ServerError, OSError) as error:  # requests' errors are OSErrors
         yield Check("sglang servers", False, f"{type(error).__name__}: {error}")
         return
@@ -303,15 +308,30 @@ def find_states_report(info: Any) -> dict[str, Any] | None:
 
 
 def check_states_report(report: dict[str, Any] | None) -> Check:
-    """At least one state, on the CUDA backend, that took memory."""
+    """A state for every shape, on the CUDA backend, that took memory, and each was swapped in."""
     if report is None:
         return Check("sglang states", False, "found no states under `adaptive` in /server_info")
     num_states, num_bytes = len(report["states"]), report.get("total_bytes", 0)
+    num_switches = report.get("num_switches", 0)
     detail = (
-        f"{num_states} states on backend {report['backend']} (expected cuda), {num_bytes} bytes,"
-        f" {report.get('total_seconds')} s, {report.get('num_switches')} switches"
+        f"{num_states} states (expected {NUM_STATES}) on backend {report['backend']} (expected cuda), {num_bytes} bytes,"
+        f" {report.get('total_seconds')} s, {num_switches} switches"
     )
-    return Check("sglang states", report["backend"] == "cuda" and num_states > 0 and num_bytes > 0, detail, report)
+    is_whole = report["backend"] == "cuda" and num_states == NUM_STATES and num_bytes > 0
+    return Check("sglang states", is_whole and num_switches >= NUM_STATES, detail, report)
+
+
+def demo_pair() -> tuple[str, str] | str:
+    """Target and draft of the demo, or why part 2 cannot run."""
+    if importlib.util.find_spec("sglang") is None:
+        return "SGLang is not installed"
+    from adaptivespec.demo.draft import draft_folder
+    from adaptivespec.demo.target import DemoError, prepare_target
+
+    try:
+        return str(prepare_target()), str(draft_folder())
+    except DemoError as error:
+        return f"{error}; or give --target and --draft"
 
 
 # Both parts
@@ -327,9 +347,10 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--target", help="target model for part 2: a folder or a name")
     parser.add_argument("--draft", help="its EAGLE-3 draft")
+    parser.add_argument("--torch-only", action="store_true", help="part 1 alone")
     args = parser.parse_args(argv)
     if (args.target is None) != (args.draft is None):
-        parser.error("--target and --draft go together: give both, or neither to skip part 2")
+        parser.error("--target and --draft go together: give both, or neither for the demo pair")
     return args
 
 
@@ -353,16 +374,17 @@ def main(argv: Sequence[str] | None = None, open_device: Callable[[], Device] = 
     note(ToyCheck(PRESETS[args.preset].reachable(), device.backend, device.torch_device).run())
     if all(check.is_ok for check in checks):
         note(check_memory(device))
-    if args.target is None:
-        print("SKIP  sglang states: give --target and --draft to check them")
+    pair = "--torch-only was given" if args.torch_only else (args.target, args.draft) if args.target else demo_pair()
+    if isinstance(pair, str):
+        print(f"SKIP  sglang states: {pair}")
     else:
-        note(check_sglang_states(args.target, args.draft))
+        note(check_sglang_states(*pair))
     is_ok = all(check.is_ok for check in checks)
     result = {
         "ok": is_ok,
         **device.description,
         "preset": args.preset,
-        "sglang_checked": args.target is not None,
+        "sglang_checked": not isinstance(pair, str),
         "seconds": round(time.perf_counter() - start, 1),
         "checks": [asdict(check) for check in checks],
     }

@@ -5,6 +5,6 @@
 #   bash scripts/test.sh -m slow         the long ones
 set -euo pipefail
 cd "$(dirname "$0")/.."
-source scripts/env.sh test
+source scripts/env.sh dev
 case " $* " in *" -m "*) ;; *) set -- -m "not slow" "$@" ;; esac
 exec "$PYTHON" -m pytest "$@"

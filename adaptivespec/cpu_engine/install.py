@@ -9,6 +9,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from adaptivespec.cpu_engine.activate import is_standin_active
+from adaptivespec.sglang_plugin import contract
 from adaptivespec.sglang_plugin.weight_updates import after_weight_updates
 
 if TYPE_CHECKING:
@@ -55,7 +56,12 @@ def _make_backend(model_runner: "ModelRunner") -> Any:
 
 @functools.cache
 def patch_model_modules() -> None:
-    """Wrap the few SGLang functions that this engine extends (see the contract table). Once a process."""
+    """Wrap the few SGLang functions that this engine extends. Once a process.
+
+    Raises:
+        RefusedError: one of them is not what this engine was written against.
+    """
+    contract.check(contract.CPU_ENGINE)
     from sglang.srt.layers.layer_boundary.construction import StagePlan
     from sglang.srt.layers.layer_boundary.contracts import BatchVariant
     from sglang.srt.speculative.draft_utils import DraftBackendFactory

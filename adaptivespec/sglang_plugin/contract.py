@@ -193,6 +193,36 @@ WORKER: tuple[Touch, ...] = (
         "wrap",
         "shape histogram of a response",
     ),
+    Touch(
+        "srt.managers.scheduler_components.output_streamer:SchedulerOutputStreamer.is_request_level_customized_info_key",
+        "key",
+        "bind",
+        "shape histogram of a response",
+    ),
+    Touch(
+        "srt.managers.scheduler_components.metrics_reporter:SchedulerMetricsReporter.report_decode_stats",
+        "can_run_cuda_graph running_batch num_generated_tokens",
+        "wrap",
+        "accept rate by what was really proposed",
+    ),
+    Touch(
+        "srt.managers.scheduler_components.metrics_reporter:SchedulerMetricsReporter.update_spec_metrics",
+        "bs num_correct_drafts num_accept_tokens num_block_accept_tokens num_cap_tokens",
+        "read",
+        "accept rate by what was really proposed",
+    ),
+    Touch(
+        "srt.model_executor.model_runner:ModelRunner.init_weight_updater",
+        "",
+        "read",
+        "no graphs of the envelope after a weight update",
+    ),
+    Touch(
+        "srt.managers.tp_worker:TpModelWorker.init_cuda_graphs",
+        "capture_decode_cuda_graph",
+        "bind",
+        "each state captures the target's graphs for its own width",
+    ),
 )
 
 TOKENIZER: tuple[Touch, ...] = (

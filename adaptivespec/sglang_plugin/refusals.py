@@ -49,21 +49,12 @@ def _not_one(value: Any, _: Any) -> bool:
     return value != 1.0
 
 
-_BACKENDS_WITHOUT_TREES = (
-    "trtllm_mha",
-    "trtllm_mla",
-    "flashmla",
-    "cutedsl_mla",
-    "torch_native",
-    "intel_amx",
-    "intel_xpu",
-    "aiter",
-)
+_TREE_BACKENDS = ("flashinfer", "fa3", "fa4", "triton", "cpu_tree")
 _PAGED_TREE_BACKENDS = ("flashinfer", "fa3", "triton")
 
 
 def _backend_without_trees(value: Any, _: Any) -> bool:
-    return value in _BACKENDS_WITHOUT_TREES
+    return value is not None and value not in _TREE_BACKENDS
 
 
 def _paged_tree_without_backend(value: Any, options: Any) -> bool:

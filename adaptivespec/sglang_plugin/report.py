@@ -130,6 +130,7 @@ class PrometheusCounters:
 def install_in_scheduler(reporter: Reporter) -> None:
     """Show the reporter in `/server_info` and shape histograms in responses. Once, in the scheduler's process."""
     from sglang.srt.managers.scheduler_components.internal_state import SchedulerInternalStateController
+    from sglang.srt.managers.scheduler_components.metrics_reporter import SchedulerMetricsReporter
     from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 
     add_speculative = SchedulerInternalStateController._add_speculative
@@ -143,6 +144,25 @@ def install_in_scheduler(reporter: Reporter) -> None:
     SchedulerOutputStreamer.has_additional_customized_info = True
     SchedulerOutputStreamer.build_additional_customized_info = _response_details
     SchedulerOutputStreamer.is_request_level_customized_info_key = lambda self, key: key in _DETAIL_KEYS
+    SchedulerMetricsReporter.report_decode_stats = _with_true_accept_rate(SchedulerMetricsReporter.report_decode_stats)
+
+
+def _with_true_accept_rate(report_decode_stats: Callable[..., None]) -> Callable[..., None]:
+    """For the log, `/v1/loads` and ``sglang:spec_accept_rate``, where SGLang divides by the envelope's width: as many correct
+    drafts, for the time of the call, as make that the rate of what was really proposed."""
+
+    @functools.wraps(report_decode_stats)
+    def report(self: Any, *args: Any, **kwargs: Any) -> None:
+        from sglang.srt.runtime_context import get_spec
+
+        correct, proposed = self.spec_num_correct_drafts, self.spec_num_cap_tokens
+        at_full_width = self.spec_num_forward_ct * (get_spec().speculative_num_draft_tokens - 1)
+        self.spec_num_correct_drafts = correct * at_full_width / proposed if proposed else 0
+        report_decode_stats(self, *args, **kwargs)
+        if self.spec_num_forward_ct:  # it is not the time to report, and the counts go on
+            self.spec_num_correct_drafts = correct
+
+    return report
 
 
 def _response_details(self: Any, reqs: list[Any]) -> dict[str, list]:

@@ -1,4 +1,4 @@
-"""The registry on a real GPU: part 1 of scripts/gpu_check.py."""
+"""The states on a real GPU: scripts/gpu_check.py, with servers of the demo pair."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ pytestmark = [
 ]
 
 
-def test_the_registry_captures_replays_swaps_and_refuses_on_this_gpu():
-    done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=300)
+def test_states_are_captured_replayed_swapped_and_refused_on_this_gpu():
+    done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=550)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["ok"] is True

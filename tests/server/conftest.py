@@ -40,6 +40,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=server_index)  # stable: the order inside a file stays
 
 
+def plain_environment() -> dict[str, str]:
+    """This process's, without variables that steer a server: the command works as it stands."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("SGLANG_", "TORCH", "CUDA_"))}
+
+
 class Servers:
     """Starts servers by name; a new one takes the place of the last, the reference excepted."""
 
@@ -59,8 +64,7 @@ class Servers:
                 self.stop_current()
                 stack = self._current
             with pytest.MonkeyPatch.context() as patch:
-                # The command works as it stands, without a variable that steers it.
-                for variable in [name for name in os.environ if name.startswith(("SGLANG_", "TORCH", "CUDA_"))]:
+                for variable in os.environ.keys() - plain_environment().keys():
                     patch.delenv(variable)
                 server = Server(model, [*COMMON, *args], log=self.folder / f"{name}.log", timeout=START_SECONDS)
             stack.enter_context(server)
@@ -140,8 +144,11 @@ def remembering(servers: Servers, target: Path, draft: Path, prompts: list, adap
     memory["file"] = str(servers.folder / "bank")
     if "remembering" not in servers:
         make_poisoned_bank(servers.folder / "bank", target, draft, prompts[:2], DriftConfig(**memory))
-    config = {"policy": "dcs", "verifier": "fly", "fly": {"window": 3}, "drift": memory, **PAPER_RANGE}
-    client = servers.get("remembering", target, [*adaptive_args(config), *SMALL_POOL])
+    config = {"policy": "dcs", "verifier": "fly", "fly": {"window": 3}, "drift": memory}
+    config["shape"] = PAPER_RANGE["shape"] | {"extra": [[0, 1, 1]]}
+    # Prompts are longer than 32 tokens, so that they are prefilled in pieces.
+    args = [*adaptive_args(config), *SMALL_POOL, "--chunked-prefill-size", "32"]
+    client = servers.get("remembering", target, args)
     client.set_state("adaptive_kappa", 0)  # the rule of FLy needs no kappa to be in force
     return client
 

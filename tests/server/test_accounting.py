@@ -1,9 +1,11 @@
 """What is reported stays true while shapes change (field case A6): per response, per server, and between the two."""
 
 import json
+import re
 from collections import Counter
 
 import pytest
+import requests
 
 from adaptivespec.config import AdaptiveConfig
 from adaptivespec.shapes import PRESETS, TreeShape
@@ -172,6 +174,19 @@ def test_a_pin_without_a_state_is_rejected(ada: Client):
         response = ada.post("/set_internal_state", {"server_args": {"adaptive_shape": place}})
         assert response.json() == [False], response.text
     assert ada.adaptive_info()["pinned_shape"] is None
+
+
+def test_sglangs_own_gauge_is_of_what_was_really_proposed(cyclic: Client, cycle_ids):
+    """It is set every 40 steps; of this draft all is accepted."""
+    with cyclic.pinned([3, 4, 4]):
+        answer = cyclic.generate(cycle_ids[:3], **FULL_LENGTH, max_new_tokens=4 * 90)
+    assert answer.meta["spec_accept_rate"] == 1.0
+    cyclic.wait_until_idle()
+    text = requests.get(cyclic.url + "/metrics", timeout=60).text
+    (rate,) = re.findall(r"^sglang:spec_accept_rate(?:\{[^}]*\})? (\S+)$", text, re.MULTILINE)
+    assert float(rate) == pytest.approx(1.0)
+    (load,) = cyclic.get("/v1/loads")["loads"]
+    assert load["speculative"]["accept_rate"] == pytest.approx(1.0)
 
 
 @pytest.mark.slow

@@ -49,6 +49,21 @@ def test_in_batches_of_eight_while_the_shape_changes_at_every_step(
     assert rows_per_step > 4, "the requests did not run together"
 
 
+def test_without_drafts_and_then_with_them(remembering: Client, reference: Reference, prompts):
+    """An operator may pin the shape that drafts nothing. The prompts are prefilled in pieces."""
+    some = prompts[:4]
+    assert max(map(len, some)) > 32
+    right = reference.answers(some, 32)
+    with remembering.pinned([0, 1, 1]):
+        answers = in_batches(remembering, some, 32)
+    assert_parity(right, answers)
+    assert all(answer.meta["spec_num_proposed_drafts"] == 0 for answer in answers)
+    assert all(answer.meta["spec_verify_ct"] == 31 for answer in answers)
+    answers = in_batches(remembering, some, 32)
+    assert_parity(right, answers)
+    assert sum(answer.meta["spec_num_correct_drafts"] for answer in answers) > 0
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=shape_name)
 @pytest.mark.parametrize(("num_prompts", "num_tokens"), [SHORT, LONG])
 def test_at_one_fixed_shape(ada: Client, reference: Reference, prompts, num_prompts, num_tokens, shape):

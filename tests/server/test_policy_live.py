@@ -1,9 +1,11 @@
 """The policy on a real server: what a draft that is always wrong, one that recovers, and one that is right lead to."""
 
+from statistics import fmean
+
 import pytest
 
-from adaptivespec.shapes import PRESETS
-from tests.server.client import FULL_LENGTH, Answer, Client, Reference, assert_parity, shapes_used
+from adaptivespec.shapes import PRESETS, TreeShape
+from tests.server.client import FULL_LENGTH, Answer, Client, Reference, assert_parity
 from tests.server.models import CYCLE
 
 SMALLEST = str(PRESETS["paper"].low)
@@ -51,6 +53,8 @@ def test_the_breaker_trips_and_recovers_within_one_request(cyclic: Client, cycle
     assert len(answer.ids) == 150 <= len(answer.text)
     assert answer.text == (forced + rest)[: len(answer.text)]
     assert breaker(cyclic) == (trips + 1, recoveries + 1)
+    counters = cyclic.counters()
+    assert (counters["breaker_trips"], counters["breaker_recoveries"]) == breaker(cyclic)
     steps = answer.meta["spec_shape_histogram"]
     # Much of the forced part ran at the smallest shape, most of the rest at the largest.
     assert steps[SMALLEST] >= len(forced) - 2 * BREAKER_STEPS
@@ -78,5 +82,15 @@ def test_a_poison_draft_costs_speed_only(poison: Client, reference: Reference, p
 
 
 def test_the_shape_follows_the_text(remembering: Client, prompts):
-    answers = remembering.generate_batch(prompts[:4], [FULL_LENGTH | {"max_new_tokens": 64}] * 4)
-    assert len(shapes_used(answers)) >= 3
+    details = {"custom_params": {"adaptive": {"details": True, "drift": False}}}
+    steps = [
+        step
+        for ids in prompts[:3]
+        for step in remembering.generate(ids, **FULL_LENGTH, **details, max_new_tokens=64).meta["spec_steps"]
+    ]
+    assert len({shape for shape, _, _ in steps}) >= 3
+    depths = {
+        is_sure: [TreeShape.parse(shape).num_steps for shape, _, prob in steps if (prob > 0.5) == is_sure]
+        for is_sure in (False, True)
+    }
+    assert fmean(depths[True]) > fmean(depths[False]) + 0.5

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,15 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from adaptivespec.launch import speculation_args
+from adaptivespec.shapes import PRESETS, TreeShape
 from tests.server.client import Answer, Reference, assert_parity, shapes_used
-from tests.server.conftest import PAPER_RANGE, Servers
+from tests.server.conftest import PAPER_RANGE, Servers, plain_environment
 from tests.server.models import make_random_pair
 
 # 60 s is what a user may wait on a quiet machine; here three start at once, and a busy machine gets its time.
 REFUSAL_SECONDS = 300
+# Of three engines.
+ENGINE_SECONDS = 1200
 NUM_ENGINE_PROMPTS, NUM_ENGINE_TOKENS = 6, 24
 
 
@@ -39,11 +43,18 @@ def refusals(target: Path, draft: Path, tmp_path_factory: pytest.TempPathFactory
     def start(name: str) -> subprocess.Popen:
         command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(target), *REFUSED[name]]
         command += speculation_args("ADAPTIVE", broken if name == "broken draft" else draft)
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return stack.enter_context(
+            subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=plain_environment()
+            )
+        )
 
-    started = {name: start(name) for name in REFUSED}
-    output = {name: process.communicate(timeout=REFUSAL_SECONDS)[0] for name, process in started.items()}
-    return {name: (process.returncode, output[name]) for name, process in started.items()}
+    with ExitStack() as stack:
+        started = {name: start(name) for name in REFUSED}
+        for process in started.values():
+            stack.callback(process.kill)
+        output = {name: process.communicate(timeout=REFUSAL_SECONDS)[0] for name, process in started.items()}
+        return {name: (process.returncode, output[name]) for name, process in started.items()}
 
 
 @pytest.mark.parametrize(
@@ -88,8 +99,8 @@ def random_pair(servers: Servers, target: Path) -> tuple[Path, Path]:
 def engine_answers(
     servers: Servers, target: Path, draft: Path, random_pair: tuple[Path, Path], prompts
 ) -> list[tuple[list[Answer], bool]]:
-    """Of two engines, one after the other: ADAPTIVE with the random pair, and SGLang's EAGLE3 with the demo pair. Their
-    answers, and whether they show a state of ours."""
+    """Of three engines, one after the other: ADAPTIVE with the random pair, as it comes with the demo pair, and SGLang's EAGLE3
+    with that. Their answers, and whether they show a state of ours."""
     servers.stop_current()
     config = servers.folder / "engine.json"
     config.write_text(json.dumps({"policy": "cycle", **PAPER_RANGE}))
@@ -102,10 +113,10 @@ def engine_answers(
         "speculative_draft_model_path": str(random_pair[1]),
         "speculative_adaptive_config": str(config),
     }
-    eagle3 = common | {
-        "model_path": str(target),
+    demo_pair = common | {"model_path": str(target), "speculative_draft_model_path": str(draft)}
+    as_it_comes = demo_pair | {"speculative_algorithm": "ADAPTIVE"}
+    eagle3 = demo_pair | {
         "speculative_algorithm": "EAGLE3",
-        "speculative_draft_model_path": str(draft),
         "speculative_num_steps": 3,
         "speculative_eagle_topk": 4,
         "speculative_num_draft_tokens": 8,
@@ -113,11 +124,12 @@ def engine_answers(
     sampling = {"temperature": 0, "ignore_eos": True, "max_new_tokens": NUM_ENGINE_TOKENS}
     done = subprocess.run(
         [sys.executable, str(script)],
-        input=json.dumps([[each, prompts[:NUM_ENGINE_PROMPTS], sampling] for each in (adaptive, eagle3)]),
+        input=json.dumps([[each, prompts[:NUM_ENGINE_PROMPTS], sampling] for each in (adaptive, as_it_comes, eagle3)]),
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=ENGINE_SECONDS,
         check=False,
+        env=plain_environment(),
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return [
@@ -126,8 +138,19 @@ def engine_answers(
     ]
 
 
-def test_sglangs_own_eagle3_serves_trees_on_the_cpu(engine_answers, reference: Reference, prompts):
+@pytest.mark.timeout(ENGINE_SECONDS + 300)
+def test_it_needs_no_configuration(engine_answers, reference: Reference, prompts):
     answers, is_adaptive = engine_answers[1]
+    assert is_adaptive
+    assert_parity(reference.answers(prompts[:NUM_ENGINE_PROMPTS], NUM_ENGINE_TOKENS), answers)
+    shapes = {TreeShape.parse(name) for name in shapes_used(answers)}
+    assert len(shapes) >= 2
+    assert shapes <= set(PRESETS["short"].reachable())
+
+
+@pytest.mark.timeout(ENGINE_SECONDS + 300)
+def test_sglangs_own_eagle3_serves_trees_on_the_cpu(engine_answers, reference: Reference, prompts):
+    answers, is_adaptive = engine_answers[2]
     assert_parity(reference.answers(prompts[:NUM_ENGINE_PROMPTS], NUM_ENGINE_TOKENS), answers)
     assert sum(answer.meta["spec_num_correct_drafts"] for answer in answers) > 0
     # Installing us leaves its responses as they are.
@@ -135,6 +158,7 @@ def test_sglangs_own_eagle3_serves_trees_on_the_cpu(engine_answers, reference: R
     assert not is_adaptive
 
 
+@pytest.mark.timeout(ENGINE_SECONDS + 300)
 def test_the_engine_serves_a_tiny_random_qwen3(engine_answers, random_pair, prompts):
     """`sgl.Engine` does as the server does, with another kind of model."""
     answers, is_adaptive = engine_answers[0]

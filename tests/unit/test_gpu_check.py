@@ -210,7 +210,7 @@ def run_main(gpu_check, capsys, argv, backend) -> tuple[int, list[str], dict]:
 
 
 def test_main_lists_each_check_and_ends_with_one_json_line(gpu_check, capsys):
-    status, lines, result = run_main(gpu_check, capsys, [], FakeBackend())
+    status, lines, result = run_main(gpu_check, capsys, ["--torch-only"], FakeBackend())
     assert status == 0
     assert [line.split("  ")[0] for line in lines] == ["PASS"] * 8 + ["SKIP"]
     assert (result["ok"], result["device"], result["sglang_checked"]) == (True, "fake", False)
@@ -244,8 +244,15 @@ def test_a_memory_that_reads_a_device_value_on_the_host_fails(small_memory, monk
     assert (found.is_ok, "synchronizing" in found.detail) == (False, True)
 
 
+def test_without_sglang_or_models_part_two_says_why_it_is_left_out(gpu_check, capsys, monkeypatch):
+    monkeypatch.setattr(gpu_check, "demo_pair", lambda: "SGLang is not installed")
+    _, lines, result = run_main(gpu_check, capsys, [], EagerBackend())
+    assert lines[-1] == "SKIP  sglang states: SGLang is not installed"
+    assert not result["sglang_checked"]
+
+
 def test_main_fails_where_nothing_was_captured(gpu_check, capsys):
-    status, lines, result = run_main(gpu_check, capsys, [], EagerBackend())
+    status, lines, result = run_main(gpu_check, capsys, ["--torch-only"], EagerBackend())
     assert status == 1
     assert lines[0].startswith("FAIL  capture: 0 graphs captured")
     assert (result["ok"], len(result["checks"])) == (False, 1)
@@ -280,9 +287,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(json.dumps(value).encode())
     def do_GET(self):
-        states = {"backend": "cuda", "states": [{"key": "(3,4,4)"}], "total_bytes": 5, "num_switches": 2}
+        states = {"backend": "cuda", "states": [{}] * 8, "total_bytes": 5, "num_switches": 9}
         if mode == "eager":
             states["backend"] = "eager"
+        if mode == "few":
+            states["states"] = [{}] * 7
+        if mode == "still":
+            states["num_switches"] = 0
         self.reply({"internal_states": [{"adaptive": {"runtime_states": states}}] if is_adaptive else []})
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -303,13 +314,20 @@ def stub(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mode", "outcome"), [("right", (True, True)), ("wrong", (False, True)), ("eager", (True, False))]
+    ("mode", "outcome"),
+    [
+        ("right", (True, True)),
+        ("wrong", (False, True)),
+        ("eager", (True, False)),
+        ("few", (True, False)),
+        ("still", (True, False)),
+    ],
 )
 def test_the_real_states_are_checked_through_two_servers(gpu_check, stub, mode, outcome):
     checks = list(gpu_check.check_sglang_states("target", "draft", launch=stub(mode)))
     assert [check.name for check in checks] == ["sglang ADAPTIVE equals plain", "sglang states"]
     assert tuple(check.is_ok for check in checks) == outcome
-    assert checks[1].figures["num_switches"] == 2
+    assert checks[1].figures["num_switches"] == (0 if mode == "still" else 9)
 
 
 def test_a_server_that_does_not_start_fails_with_its_last_words(gpu_check, stub):
