@@ -164,10 +164,12 @@ def parse_configurations(names: Sequence[str], draft: str) -> list[Configuration
 
 
 def server_plans(configurations: Sequence[Configuration]) -> list[ServerPlan]:
-    """The servers that serve these decoders, in their order; SGLang's have one each, and a memory is one decoder's."""
+    """The servers that serve these decoders, in their order; SGLang's have one each, and a memory is one decoder's and its
+    twin's, whose requests do without it."""
     groups: dict[str, list[Configuration]] = {}
     for item in configurations:
-        key = json.dumps(item.adaptive, sort_keys=True) if item.is_ours else item.name
+        alike = [item.adaptive, str(item.pinned) if "drift" in item.adaptive else None]
+        key = json.dumps(alike, sort_keys=True) if item.is_ours else item.name
         if item.remembers and any(other.remembers for other in groups.get(key, ())):
             key = item.name
         groups.setdefault(key, []).append(item)

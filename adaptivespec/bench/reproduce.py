@@ -107,9 +107,9 @@ def tables(static: str, kappa: float) -> tuple[Table, Table]:
             "drift",
             "DRIFT under domain shift; published for chains, a 1.1B draft of a 32B target: drafts accepted 0.42 without, 0.63 with",
             (
-                Line("one shape", one, 1.6),
+                Line("one shape", f"{one}+drift=off", 1.6),
                 Line("one shape and memory", f"{one}+drift", 2.3),
-                Line("dynamic", "adaptive"),
+                Line("dynamic", "adaptive+drift=off"),
                 Line("dynamic and memory", "adaptive+drift"),
             ),
         ),

@@ -148,8 +148,9 @@ def test_static_shapes_alone_have_a_static_server():
 
 
 def test_a_memory_shares_its_server_with_its_twin_without_and_with_no_other_memory():
-    names = ["adaptive", "adaptive+drift", "adaptive+drift=off", "adaptive-static-3-1-4+drift"]
-    found, (_, forgetful, shared, alone) = groups(*names)
+    one = "adaptive-static-3-1-4"
+    names = ["adaptive", "adaptive+drift", "adaptive+drift=off", f"{one}+drift", f"{one}+drift=off"]
+    found, (_, forgetful, shared, alone) = groups(*names, "adaptive+drift+kappa=0.5")[0][:4], groups(*names)[1]
     assert found == [[PLAIN], names[:1], names[1:3], names[3:]]
     assert forgetful.adaptive == {}
     assert shared.adaptive == {"drift": {"enabled": True}}
