@@ -150,13 +150,13 @@ def test_static_shapes_alone_have_a_static_server():
 def test_a_memory_shares_its_server_with_its_twin_without_and_with_no_other_memory():
     one = "adaptive-static-3-1-4"
     names = ["adaptive", "adaptive+drift", "adaptive+drift=off", f"{one}+drift", f"{one}+drift=off"]
-    found, (_, forgetful, shared, alone) = groups(*names, "adaptive+drift+kappa=0.5")[0][:4], groups(*names)[1]
-    assert found == [[PLAIN], names[:1], names[1:3], names[3:]]
+    found, (_, forgetful, shared, alone, third) = groups(*names, "adaptive+drift+kappa=0.5")
+    assert found == [[PLAIN], names[:1], names[1:3], names[3:], ["adaptive+drift+kappa=0.5"]]
     assert forgetful.adaptive == {}
     assert shared.adaptive == {"drift": {"enabled": True}}
     assert [(item.remembers, item.does_without) for item in shared.configurations] == [(True, False), (False, True)]
     assert alone.adaptive["shape"] == {"start": [3, 1, 4], "extra": []}
-    assert alone.slug == "adaptive-static-3-1-4-drift"
+    assert (alone.slug, third.adaptive) == ("adaptive-static-3-1-4-drift", shared.adaptive)
 
 
 def test_one_shape_twice_needs_one_state():
