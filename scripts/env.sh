@@ -25,8 +25,7 @@ PYTHON=$venv/bin/python
 stamp=$venv/.adaptivespec-$(printf '%s %s' "$repo" "$extras" | cat - "$repo/pyproject.toml" | cksum | cut -d' ' -f1)
 if [ ! -e "$stamp" ]; then
   echo "installing adaptivespec[$extras] and SGLang 0.5.23: about 10 GB, five minutes and more on a slow line"
-  # Python compiles what it imports, a small part of all that, on its own.
-  "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-compile -e "$repo[$extras]"
+  "$PYTHON" -m pip install --quiet --disable-pip-version-check -e "$repo[$extras]"
   touch "$stamp"
 fi
 export PYTHON

@@ -28,7 +28,13 @@ def test_a_stop_token_outside_the_vocabulary_stops_nothing_and_disturbs_nobody(a
     assert [answer.ids for answer in found] == [answer.ids for answer in right]
 
 
-@pytest.mark.parametrize("penalty", [{"frequency_penalty": 0.6}, {"presence_penalty": 0.9, "frequency_penalty": 0.2}])
+@pytest.mark.parametrize(
+    "penalty",
+    [
+        {"presence_penalty": 0.9, "frequency_penalty": 0.2},
+        pytest.param({"frequency_penalty": 0.6}, marks=pytest.mark.slow),
+    ],
+)
 def test_every_token_is_the_likeliest_after_the_penalties_of_those_before(
     ada: Client, ref: Client, reference: Reference, prompts, penalty
 ):

@@ -122,7 +122,7 @@ def test_tokens_follow_the_targets_distribution(ada: Client, ref: Client, prompt
     assert chisquare(always_first, expected).pvalue < 1e-9
 
 
-@pytest.mark.parametrize("temperature", [0.5, 2.0])
+@pytest.mark.parametrize("temperature", [0.5, pytest.param(2.0, marks=pytest.mark.slow)])
 def test_the_temperature_is_the_one_asked_for(ada: Client, ref: Client, prompts, temperature):
     # With two candidates a position, their gap alone says how often the likelier one should win.
     scores = sampled(ada, ref, prompts[9], 2, temperature=temperature, top_k=2)
