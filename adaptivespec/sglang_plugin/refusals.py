@@ -67,6 +67,7 @@ def _paged_tree_without_backend(value: Any, options: Any) -> bool:
 
 _NO_TREES = "its kernels cannot verify draft trees"
 _ONE_RANK = "the shape must be the same on every rank, which is not tested yet"
+PREFILL_GRAPH = "a full prefill graph belongs to one attention backend, and each state has its own"
 _POOL = "its memory pool is laid out for one draft width"
 
 OPTIONS: tuple[Refusal, ...] = (
@@ -134,6 +135,13 @@ OPTIONS: tuple[Refusal, ...] = (
         "enable_mixed_chunk",
         _is_set,
         "penalties of requests that decode within a prefill would advance once a step",
+        "leave it out",
+    ),
+    Refusal(
+        "prefill_graph",
+        "cuda_graph_backend_prefill",
+        lambda value, _: value == "full",
+        PREFILL_GRAPH,
         "leave it out",
     ),
     Refusal("watermark", "enable_watermark", _is_set, "SGLang has no watermark for this algorithm", "leave it out"),

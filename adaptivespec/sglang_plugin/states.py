@@ -22,6 +22,7 @@ from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from adaptivespec.config import GraphConfig
 from adaptivespec.errors import RefusedError
+from adaptivespec.sglang_plugin import refusals
 from adaptivespec.shapes import TreeShape
 from cuda_graphs import EagerBackend, RegistryReport, StateBackend, StateRegistry, prune_batch_sizes
 
@@ -75,12 +76,13 @@ class RuntimeStates:
         self._target_runner = worker.target_worker.model_runner
         self._config = config
         self._has_graphs = worker.device == "cuda" and not check_cuda_graph_backend(Phase.DECODE, Backend.DISABLED)
+        # Where it was asked for it has been refused; SGLang may also have decided so itself.
         if worker.device == "cuda" and check_cuda_graph_backend(Phase.PREFILL, Backend.FULL):
             raise RefusedError(
                 reason="prefill_graph",
                 where="--cuda-graph-backend-prefill",
                 found="'full'",
-                expected="'breakable' or 'disabled': a full prefill graph belongs to one attention backend, and each state has its own",
+                expected=f"'breakable' or 'disabled': {refusals.PREFILL_GRAPH}",
                 fix="leave it out",
             )
         self._max_batch_sizes: dict[TreeShape, int] = {}

@@ -37,6 +37,7 @@ REFUSED_VALUES = {
     "decode_attention_backend": ["trtllm_mha", "flashmla"],
     "prefill_attention_backend": ["trtllm_mha", "torch_native"],
     "speculative_draft_attention_backend": ["trtllm_mha", "torch_native"],
+    "cuda_graph_backend_prefill": ["full"],
     "lora_paths": [["adapter"]],
     "aux_hidden_state_capture": ["{}"],
     "dllm_algorithm": ["LowConfidence"],

@@ -209,6 +209,7 @@ REFUSED = {
     "speculative_draft_attention_backend": "torch_native",
     "page_size": 16,
     "enable_mixed_chunk": True,
+    "cuda_graph_backend_prefill": "full",
     "prefill_attention_backend": "torch_native",
 }
 
