@@ -62,6 +62,11 @@ def _memory_gib() -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
 
 
+def has_gpu() -> bool:
+    """Whether this machine has an NVIDIA GPU, as its driver's tool says."""
+    return bool(_gpu_names())
+
+
 def _gpu_names() -> str:
     # Not through torch: it would take memory on the device that is being measured.
     if shutil.which("nvidia-smi") is None:

@@ -18,6 +18,7 @@ from adaptivespec.bench.store import Store
 from adaptivespec.errors import AdaptiveSpecError
 from adaptivespec.launch import Server, named_failure
 from adaptivespec.progress import Progress
+from adaptivespec.provenance import has_gpu
 from adaptivespec.request_options import KEY
 from adaptivespec.sglang_plugin.admin import DRIFT_ACTIONS, DRIFT_KEY
 
@@ -58,7 +59,7 @@ def measure(plan: Plan, store: Store, progress: Progress, make_server: Callable[
         StoreError: what was measured cannot be written.
     """
     with ExitStack() as run:
-        plain: _Running | None = None  # stays up from block to block
+        plain: Server | None = None  # stays up from block to block
         for number, (plain_plan, *others) in enumerate(plan.blocks()):
             turns = list(plan.turns(number))
             missing = [turn for turn in turns if not store.has(turn)]
@@ -71,11 +72,12 @@ def measure(plan: Plan, store: Store, progress: Progress, make_server: Callable[
             if not missing:
                 continue
             with ExitStack() as block:
-                # One after the other: on a GPU each sees how much memory those before it have left.
+                progress.doing(f"starting {', '.join(each.slug for each in (plain_plan, *others))}")
                 plain = plain or _start(plan, store, progress, make_server, plain_plan, run)
-                running = {PLAIN: plain}
-                for each in others:
-                    up = _start(plan, store, progress, make_server, each, block)
+                servers = [plain, *(_start(plan, store, progress, make_server, each, block) for each in others)]
+                running: dict[str, _Running] = {}
+                for server, each in zip(servers, (plain_plan, *others), strict=True):
+                    up = _ready(server, each, store)
                     running.update({item.name: up for item in each.configurations})
                 _measure_block(plan, store, progress, running, missing)
 
@@ -133,31 +135,37 @@ def _start(
     make_server: Callable[..., Server],
     server_plan: ServerPlan,
     stack: ExitStack,
-) -> _Running:
-    """Start a server, to be stopped with the stack, and wait until it answers; note what it says of itself."""
-    progress.doing(f"starting {server_plan.slug}")
+) -> Server:
+    """Start a server, to be stopped with the stack. Most of a start is one busy thread, so that several go on at once but on a
+    GPU, where each must see how much memory those before it have left."""
     args = [*plan.common_args, *server_plan.args, *write_config(server_plan, store.out / "configs")]
     log = store.out / "logs" / f"{server_plan.slug}.log"
     server = make_server(plan.target, args, log=log, timeout=START_SECONDS)
     stack.callback(server.stop)
-    command = shlex.join(server.command)
-    progress.say(f"{', '.join(item.name for item in server_plan.configurations)}: {command}\n")
+    progress.say(f"{', '.join(item.name for item in server_plan.configurations)}: {shlex.join(server.command)}\n")
     server.start()
+    if has_gpu():
+        server.wait_until_ready()
+    return server
+
+
+def _ready(server: Server, server_plan: ServerPlan, store: Store) -> _Running:
+    """Wait until a server answers, and note what it says of itself."""
     server.wait_until_ready()
     with named_failure(server):
         info = server.get("/server_info")
-    if UPSTREAM_ADAPTIVE in args and not info["speculative_adaptive"]:
+    if UPSTREAM_ADAPTIVE in server_plan.args and not info["speculative_adaptive"]:
         raise MeasureError(
             where=f"{server_plan.slug} server",
             found="speculative_adaptive off: SGLang fell back to a static shape",
             expected="SGLang's own adaptive speculation",
-            fix=f"read {log} for the reason",
+            fix=f"read {server.log} for the reason",
         )
     places = places_of(info)
     settings = {item.name: server_plan.settings(item, places) for item in server_plan.configurations}
     for item in server_plan.configurations:
         store.servers[item.name] = {
-            "command": command,
+            "command": shlex.join(server.command),
             "adaptive": server_plan.adaptive,
             "settings": settings[item.name] | ({"drift": False} if item.does_without else {}),
             "shapes": _shapes(info),
