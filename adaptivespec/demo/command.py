@@ -1,6 +1,6 @@
 """Serve the demo pair with real SGLang servers and compare decoders: plain, static EAGLE-3, ADAPTIVE.
 
-The benchmark on prompts of its own, two servers at a time, with --quick three. Ends with a table, OUT/report.html with plots, and one JSON
+The benchmark on prompts of its own, three servers at a time. Ends with a table, OUT/report.html with plots, and one JSON
 line as the last line of stdout. A run in the same folder begins anew.
 """
 
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
         batch_sizes=[1],
         max_new_tokens=options.tokens,
         rounds=options.rounds,
-        num_beside=2 if options.quick else 1,
+        num_beside=2,
         dtype="bfloat16",
         server_args=options.server_args,
         asks_gaps=True,
