@@ -117,7 +117,7 @@ def prepare(options: argparse.Namespace) -> tuple[Plan, Graders, Words]:
         AdaptiveSpecError: a wrong name, path or number, before any server is started.
     """
     for option in ("--target", "--draft"):
-        _check_model(option, getattr(options, option.removeprefix("--")))
+        check_model(option, getattr(options, option.removeprefix("--")))
     names = [source.name for source in options.prompts]
     if len(names) > len(set(names)):
         raise ConfigError(
@@ -203,7 +203,7 @@ def run(plan: Plan, store: Store, words: Words, graders: Graders | None = None) 
     return exit_code
 
 
-def _check_model(option: str, value: str | None) -> None:
+def check_model(option: str, value: str | None) -> None:
     """Refuse a local path without a model; hub names and None pass."""
     if value is None:
         return

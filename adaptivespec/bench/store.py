@@ -1,11 +1,12 @@
 """The folder of a run: requests.jsonl with a row for each request as it is measured, run.json with all else."""
 
+import fcntl
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from adaptivespec.bench.rows import Cell, Row
 from adaptivespec.errors import AdaptiveSpecError
@@ -13,6 +14,7 @@ from adaptivespec.reports import whole_lines, write_whole
 
 ROWS_NAME = "requests.jsonl"
 RUN_NAME = "run.json"
+LOCK_NAME = "run.lock"
 
 
 class StoreError(AdaptiveSpecError, RuntimeError):
@@ -36,6 +38,7 @@ class Store:
     sessions: list[dict[str, str]] = field(default_factory=list)
     servers: dict[str, dict[str, Any]] = field(default_factory=dict)
     cells: dict[Cell, list[Row]] = field(default_factory=dict)
+    _lock: IO[str] | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def open(cls, out: Path, settings: dict[str, Any], origin: dict[str, str], *, anew: bool = False) -> "Store":
@@ -53,6 +56,8 @@ class Store:
         store = cls(out, settings)
         with store.writing(out):
             out.mkdir(parents=True, exist_ok=True)
+            store._lock = (out / LOCK_NAME).open("a")
+        store._keep_others_out()
         run = out / RUN_NAME
         if run.exists():
             try:
@@ -67,7 +72,8 @@ class Store:
                     fix="give another --out",
                 ) from error
             if anew and settings_before.get("tasks", {}).keys() == settings["tasks"].keys():
-                (out / ROWS_NAME).unlink(missing_ok=True)
+                for path in (out / ROWS_NAME, *out.glob("*.png")):
+                    path.unlink(missing_ok=True)
                 store.sessions, store.servers = [], {}
             else:
                 store._check(settings_before)
@@ -116,6 +122,19 @@ class Store:
         for cell, rows in self.cells.items():
             found.setdefault(cell.turn, {})[cell.configuration] = rows
         yield from found.values()
+
+    def _keep_others_out(self) -> None:
+        """As long as this process lives, or the store."""
+        assert self._lock is not None
+        try:
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StoreError(
+                where=str(self.out),
+                found="another run at work in it",
+                expected="none",
+                fix="wait for its end, or give another --out",
+            ) from error
 
     def _load(self) -> None:
         path = self.out / ROWS_NAME

@@ -69,6 +69,8 @@ def run(options: argparse.Namespace) -> int:
     from adaptivespec.prompt_files import chat_token_ids, fill_in_pair
     from adaptivespec.provenance import provenance
 
+    for option in ("target", "draft"):
+        command.check_model(f"--{option}", getattr(options, option))
     turns = prompt_sets(options.prompts)
     pair = {"target": options.target, "draft": options.draft}
     if options.target is None:

@@ -1,5 +1,7 @@
 import errno
 import json
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -109,6 +111,25 @@ def test_a_run_begun_anew_drops_its_own_kind_only(fake, tmp_path):
     again = Store.open(tmp_path / "out", plan(rounds=3).settings(), {"date": "today"}, anew=True)
     assert (again.cells, len(again.sessions)) == ({}, 1)
     assert not (again.out / ROWS_NAME).exists()
+
+
+def test_a_folder_in_which_another_run_is_at_work_is_refused(tmp_path):
+    script = (
+        "import fcntl, sys, time\n"
+        "file = open(sys.argv[1], 'a')\nfcntl.lockf(file, fcntl.LOCK_EX)\nprint('held', flush=True)\ntime.sleep(60)\n"
+    )
+    opened(plan(), tmp_path)
+    lock = tmp_path / "out" / "run.lock"
+    with subprocess.Popen([sys.executable, "-c", script, str(lock)], stdout=subprocess.PIPE, text=True) as other:
+        try:
+            assert other.stdout.readline() == "held\n"
+            with pytest.raises(
+                StoreError, match="found another run at work in it; expected none; fix: wait for its end"
+            ):
+                opened(plan(), tmp_path)
+        finally:
+            other.kill()
+    opened(plan(), tmp_path)
 
 
 def test_a_batch_is_sent_at_once_and_batch_sizes_take_turns(fake, tmp_path):

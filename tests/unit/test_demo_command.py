@@ -64,7 +64,7 @@ def test_every_decoder_is_measured_beside_plain_and_a_second_run_begins_anew(
     monkeypatch.setattr("adaptivespec.command_line.end_on_sigterm", lambda: None)
     monkeypatch.setattr(bench_command, "measure", functools.partial(measure, make_server=Counted))
     monkeypatch.setattr(report, "figures", lambda store, summaries: {})
-    pair = ["--target", "T", "--draft", "D", "--prompts", "2"]
+    pair = ["--target", "org/T", "--draft", "org/D", "--prompts", "2"]
     for _ in range(2):
         fake.order.clear()
         assert main([*arguments, *pair, "--out", str(tmp_path)]) == 0
@@ -78,6 +78,8 @@ def test_every_decoder_is_measured_beside_plain_and_a_second_run_begins_anew(
         assert all(name in out for name in ("plain", *names))
     assert most_alive == 3
     assert fake.alive == []
+    assert main([*pair, "--target", "/no/such/model"]) == 1
+    assert "--target: found no config.json in /no/such/model; expected" in capsys.readouterr().err
     html = (tmp_path / "report.html").read_text()
     assert "words [1, 2, 3, 4]" in html
     assert "--extra" not in html
