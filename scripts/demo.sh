@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the environment, installs, prepares the demo pair, and measures decoders on real SGLang servers:
-#   bash scripts/demo.sh             11 minutes on two cores after installation
+#   bash scripts/demo.sh             9.5 minutes on two cores after installation
 #   bash scripts/demo.sh --quick     3.5
 #   bash scripts/demo.sh --help
 set -euo pipefail
