@@ -94,9 +94,8 @@ def _resolve_as_eagle3(server_args: Any, previous: Any) -> None:
             fix="give its folder or hub name",
         )
     refusals.check_options(view)
-    contract.check(
-        contract.TOKENIZER
-    )  # of hooks that SGLang leaves out, saying nothing, where their function is not there
+    # SGLang leaves a hook out, saying nothing, where its function is not there.
+    contract.check(contract.TOKENIZER)
     from sglang.srt.arg_groups.overrides import model_config_of
 
     model_config = model_config_of(server_args)
