@@ -1,13 +1,15 @@
-"""Matrix products for half-precision models on processors without bfloat16 instructions.
+"""Matrix products of a few rows with half-precision weights, the way decoding needs them.
 
-There torch multiplies bfloat16 matrices some five to twenty times slower than float32 ones, and each further row costs
-as much as the first, so that verifying a tree can never pay. FBGEMM's kernels (part of torch) read fp16 weights, widen
-them in registers and accumulate in float32. A bfloat16 weight fits fp16 exactly when its magnitude lies between
-2^-14 and 65504, and to within 2^-25 below; so the result differs from torch's own only in the order of summation.
+FBGEMM's kernels (part of torch) read fp16 weights, widen them in registers and accumulate in float32. For up to some 16
+rows that takes half the time of torch's own bfloat16 product on a processor with bfloat16 instructions; on one without,
+where each further row costs torch as much as the first and verifying a tree could never pay, any number of rows is
+faster so. A bfloat16 weight fits fp16 exactly when its magnitude lies between 2^-14 and 65504, and to within 2^-25
+below; so the result differs from torch's own only in the order of summation.
 
 Cost: the packed copy adds 2 bytes a weight to the model's own 2.
 """
 
+import functools
 import logging
 
 import torch
@@ -17,12 +19,26 @@ logger = logging.getLogger(__name__)
 
 _FP16_MAX = 65504.0
 _HALF_DTYPES = (torch.bfloat16, torch.float16)
+_MOST_ROWS = 16  # at which this is not slower than torch's product by the processor's own instructions; measured
 _generation = 0  # of the model's weights; a packed copy of an older one is stale
 
 
-def is_profitable() -> bool:
-    """Whether this processor lacks native bfloat16 products while torch has FBGEMM's."""
-    return "fbgemm" in torch.backends.quantized.supported_engines and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+def is_available() -> bool:
+    """Whether this build of torch has FBGEMM's kernels."""
+    return "fbgemm" in torch.backends.quantized.supported_engines
+
+
+def is_faster(x: Tensor) -> bool:
+    """Whether to multiply ``x``, ``[..., in]`` of half precision, by `linear` and not by torch."""
+    return x.numel() <= _MOST_ROWS * x.shape[-1] or not _has_instructions(x.dtype)
+
+
+@functools.cache
+def _has_instructions(dtype: torch.dtype) -> bool:
+    """Whether torch multiplies this dtype by instructions of the processor's own."""
+    mkldnn = torch.ops.mkldnn
+    is_native = mkldnn._is_mkldnn_bf16_supported if dtype == torch.bfloat16 else mkldnn._is_mkldnn_fp16_supported
+    return bool(is_native())
 
 
 def invalidate() -> None:

@@ -73,16 +73,14 @@ def patch_model_modules() -> None:
 
     from adaptivespec.cpu_engine import half_linear
 
-    if half_linear.is_profitable():
+    if half_linear.is_available():
         from sglang.srt.layers.logits_processor import LogitsProcessor
         from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 
         _wrap(UnquantizedLinearMethod, "apply", _linear)
         _wrap(LogitsProcessor, "_compute_lm_head", _lm_head)
         after_weight_updates(half_linear.invalidate)
-        logger.info(
-            "no bfloat16 instructions here: half-precision layers are multiplied by FBGEMM, 2 more bytes a weight"
-        )
+        logger.info("half-precision layers are multiplied by FBGEMM, 2 more bytes a weight")
 
 
 def _is_single_rank() -> bool:
@@ -120,13 +118,9 @@ def _with_cpu_tree(
 def _linear(
     self: Any, original: Any, layer: Any, x: "torch.Tensor", bias: "torch.Tensor | None" = None
 ) -> "torch.Tensor":
-    import torch
-
     from adaptivespec.cpu_engine import half_linear
 
-    # torch's own product of a single bfloat16 row reads the weights as fast, and needs no conversion of the row.
-    is_single = x.dtype == torch.bfloat16 and x.numel() == x.shape[-1]
-    out = None if is_single else half_linear.linear(x, layer.weight, bias)
+    out = half_linear.linear(x, layer.weight, bias) if half_linear.is_faster(x) else None
     return original(self, layer, x, bias) if out is None else out
 
 
@@ -135,7 +129,8 @@ def _lm_head(
 ) -> "torch.Tensor":
     from adaptivespec.cpu_engine import half_linear
 
-    if not self.use_fp32_lm_head and embedding_bias is None and hasattr(lm_head, "weight"):
+    is_plain = not self.use_fp32_lm_head and embedding_bias is None and hasattr(lm_head, "weight")
+    if is_plain and half_linear.is_faster(hidden_states):
         out = half_linear.linear(hidden_states, lm_head.weight, None)
         if out is not None:
             return out

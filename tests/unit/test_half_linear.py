@@ -48,6 +48,15 @@ def test_the_product_equals_float64_up_to_one_rounding(dtype, with_bias, lead):
     assert_close(out, reference(x, weight, bias), dtype)
 
 
+@pytest.mark.parametrize("dtype", HALF)
+def test_many_rows_are_left_to_the_processors_own_instructions(monkeypatch, dtype):
+    monkeypatch.setattr(half_linear, "_has_instructions", lambda asked: asked == torch.bfloat16)
+    few, many = torch.empty(2, 8, 64, dtype=dtype), torch.empty(17, 64, dtype=dtype)
+    assert half_linear.is_faster(few)
+    assert half_linear.is_faster(few[0, 0])
+    assert half_linear.is_faster(many) == (dtype == torch.float16)
+
+
 def test_rows_do_not_depend_on_each_other():
     weight = random_weight(48, 64, torch.bfloat16)
     x = torch.randn(9, 64).bfloat16()
