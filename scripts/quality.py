@@ -8,6 +8,8 @@ length cap, the promoted tokens, and, where the rows have an `answer` that is a 
 last number of the answer is that number. The last line of the output is one JSON object.
 
     python scripts/quality.py --prompts gsm8k=gsm8k_test.jsonl --prompts humaneval=humaneval.jsonl --num-prompts 8
+
+FLy's rule, `{"verifier": "fly"}` in a --config file, takes misses at any kappa above 0: one is enough, `--kappas 1e-9`.
 """
 
 import argparse
@@ -15,7 +17,6 @@ import json
 import re
 import statistics
 import sys
-import tempfile
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -26,6 +27,7 @@ from transformers import AutoTokenizer
 
 from adaptivespec.bench.run import set_state
 from adaptivespec.command_line import run_main
+from adaptivespec.config import AdaptiveConfig
 from adaptivespec.errors import AdaptiveSpecError
 from adaptivespec.launch import Server, named_failure, speculation_args
 from adaptivespec.prompt_files import add_arguments, chat_token_ids, fill_in_pair
@@ -66,32 +68,26 @@ def main() -> int:
     args = _parse_args()
     tokenizer = AutoTokenizer.from_pretrained(args.target)
     rows = {source.name: source.rows(args.num_prompts, args.skip) for source in args.prompts}
-    config = {
-        "verifier": args.verifier,
-        "margin": {"max_promotions": args.max_promotions, "top_k_guard": args.top_k_guard},
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "config.json"
-        path.write_text(json.dumps(config))
-        command = ["--dtype", args.dtype, "--sleep-on-idle", "--max-total-tokens", "20000"]
-        command += [*speculation_args("ADAPTIVE", args.draft), "--speculative-adaptive-config", str(path)]
-        records: list[Record] = []
-        problem: AdaptiveSpecError | OSError | KeyboardInterrupt | None = None
-        try:
-            with Server(args.target, command, log=args.out.with_suffix(".log")) as server:
-                _measure(server, tokenizer, rows, args, records)
-        except (AdaptiveSpecError, OSError, KeyboardInterrupt) as error:
-            problem = error  # raised again once what was measured is written
+    config = AdaptiveConfig.from_json_file(args.config)
+    command = ["--dtype", args.dtype, "--sleep-on-idle", "--max-total-tokens", "20000"]
+    command += speculation_args("ADAPTIVE", args.draft)
+    if args.config is not None:
+        command += ["--speculative-adaptive-config", str(args.config)]
+    records: list[Record] = []
+    problem: AdaptiveSpecError | OSError | KeyboardInterrupt | None = None
+    try:
+        with Server(args.target, command, log=args.out.with_suffix(".log")) as server:
+            _measure(server, tokenizer, rows, args, records)
+    except (AdaptiveSpecError, OSError, KeyboardInterrupt) as error:
+        problem = error  # raised again once what was measured is written
     if problem is not None and not records:
         raise problem
     report = {
         "complete": problem is None,
         "by_set": {name: summarise([r for r in records if r.prompt_set == name]) for name in rows},
         "all": summarise(records),
-        **{
-            name: getattr(args, name)
-            for name in ("verifier", "max_promotions", "top_k_guard", "dtype", "rounds", "skip")
-        },
+        "config": config.to_dict(),
+        **{name: getattr(args, name) for name in ("dtype", "rounds", "skip")},
         **provenance(),
         "num_prompts": args.num_prompts,
         "max_new_tokens": args.max_new_tokens,
@@ -237,9 +233,9 @@ def _parse_args() -> Any:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser)
     parser.add_argument("--kappas", type=float, nargs="+", default=KAPPAS)
-    parser.add_argument("--verifier", choices=["margin", "fly"], default="margin")
-    parser.add_argument("--max-promotions", type=int, default=1)
-    parser.add_argument("--top-k-guard", type=int, default=0)
+    parser.add_argument(
+        "--config", type=Path, help="of the server, as --speculative-adaptive-config; its kappa is not used"
+    )
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--out", type=Path, default=Path("out/quality.json"))
     args = parser.parse_args()
