@@ -81,7 +81,7 @@ class DriftMemory:
         is_asked, answering = banks != NO_BANK, banks
         if _is_known_empty(is_asked):
             return
-        product = self._product(_unit(hidden))
+        product = self._product(_unit(hidden), self._reach())
         cosine = self._in_bank(product, banks)
         if fallback is not None:
             asks_on = is_asked & (fallback != NO_BANK) & (cosine.amax(dim=1) < params.threshold)
@@ -129,7 +129,8 @@ class DriftMemory:
         key = key.nan_to_num(0.0, 0.0, 0.0)
         residual = residual.nan_to_num(0.0, 0.0, 0.0)
 
-        cosine, slot = self._in_bank(self._product(key), banks).max(dim=1)
+        reach = self._reach()
+        cosine, slot = self._in_bank(self._product(key, reach), banks).max(dim=1)
         is_within = cosine >= params.threshold
         is_met = _is_first(slot.unsqueeze(1) == slot, is_within)
         alike = ((key @ key.T) >= params.threshold) & (banks.unsqueeze(1) == banks)
@@ -137,7 +138,7 @@ class DriftMemory:
         self._touch(slot, is_within)
         new_slot = slot
         if not _is_known_empty(is_new):
-            new_slot, is_new = self._claim(banks, is_new)
+            new_slot, is_new = self._claim(banks, is_new, reach)
             # A slot that is both the oldest and met now stays with those who met it.
             is_new &= ~((new_slot.unsqueeze(1) == slot) & is_met).any(dim=1)
             self._count(banks, allocations=is_new)
@@ -190,10 +191,10 @@ class DriftMemory:
             for tensor in (*self._rows.values(), self.clock, self.counters, self._counted_before, self.gain_applied)
         )
 
-    def _product(self, key: Tensor) -> Tensor:
-        """``[R, n]`` cosine to each prototype, also of other banks and to free slots; n as `_reach` says."""
+    def _product(self, key: Tensor, reach: int) -> Tensor:
+        """``[R, reach]`` cosine to each prototype, also of other banks and to free slots."""
         # The long side first: on CPUs several times as fast as `key @ keys.T` for a few rows.
-        return (self.keys[: self._reach()] @ key.T).T
+        return (self.keys[:reach] @ key.T).T
 
     def _reach(self) -> int:
         """Slots behind which none is in use, in steps of `_STRIDE`; all where looking would be a host sync."""
@@ -209,7 +210,7 @@ class DriftMemory:
         asked = banks.masked_fill(banks == NO_BANK, _NOBODY)
         return product.masked_fill(self.owner[: product.shape[1]] != asked.unsqueeze(1), _NOTHING)
 
-    def _claim(self, banks: Tensor, is_new: Tensor) -> tuple[Tensor, Tensor]:
+    def _claim(self, banks: Tensor, is_new: Tensor, reach: int) -> tuple[Tensor, Tensor]:
         """A slot for each new row: free ones, then the oldest of banks beyond their share, then its own bank's oldest.
 
         Rows of banks below their share come first: free slots and surplus are always enough for them.
@@ -219,7 +220,7 @@ class DriftMemory:
         """
         size, num_banks = self.params.num_slots, self.params.num_banks
         count = min(len(banks), size)
-        slots = slice(min(self._reach() + count, size))  # of the free slots behind, no more can be needed
+        slots = slice(min(reach + count, size))  # of the free slots behind, no more can be needed
         # Free slots are a bank of their own, the last.
         owner = self.owner[slots].masked_fill(self.owner[slots] == NO_BANK, num_banks)
         sizes = torch.zeros(num_banks + 1, dtype=torch.int64, device=owner.device)

@@ -214,6 +214,8 @@ def figure(summary: dict[str, dict[str, Any]]) -> bytes:
             axes.annotate(kappa, (row["speed_over_strict"], row[key]), xytext=(4, 4), textcoords="offset points")
         axes.set_title(title, fontsize=9)
         axes.margins(0.15)  # room for the labels
+        if key in ("agreement", "hit_cap"):
+            axes.set_ylim(-0.05, 1.1)
         axes.set_xlabel("tokens/s over strict", fontsize=9)
     n = next(iter(summary.values()))["n"]
     fig.suptitle(f"kappa, {n} answers a point", fontsize=10)

@@ -19,6 +19,7 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool
 from torch import Tensor
 
 from adaptivespec.cpu_engine.install import BACKEND_NAME
+from adaptivespec.errors import RefusedError
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
@@ -233,7 +234,10 @@ def _refuse_unsupported(layer: "RadixAttention", extras: dict[str, Any]) -> None
     elif layer.qk_head_dim != layer.v_head_dim:
         found = f"key heads of {layer.qk_head_dim} and value heads of {layer.v_head_dim}"
     if found:
-        raise NotImplementedError(
-            f"attention backend {BACKEND_NAME}: found {found} in layer {layer.layer_id}; expected causal "
-            "self-attention over the whole context; fix: use --attention-backend torch_native without speculation"
+        raise RefusedError(
+            reason="attention",
+            where=f"attention backend {BACKEND_NAME}",
+            found=f"{found} in layer {layer.layer_id}",
+            expected="causal self-attention over the whole context",
+            fix="use --attention-backend torch_native without speculation",
         )

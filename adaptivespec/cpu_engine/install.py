@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from adaptivespec.cpu_engine.activate import is_standin_active
 from adaptivespec.sglang_plugin import contract
+from adaptivespec.sglang_plugin.start_errors import say_in_one_line_in_scheduler
 from adaptivespec.sglang_plugin.weight_updates import after_weight_updates
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def patch_model_modules() -> None:
     Raises:
         RefusedError: one of them is not what this engine was written against.
     """
+    say_in_one_line_in_scheduler()
     contract.check(contract.CPU_ENGINE)
     from sglang.srt.layers.layer_boundary.construction import StagePlan
     from sglang.srt.layers.layer_boundary.contracts import BatchVariant

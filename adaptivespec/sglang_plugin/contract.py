@@ -29,8 +29,16 @@ class Touch:
     why: str
 
 
+def _names(module: str, names: str, why: str) -> tuple[Touch, ...]:
+    """Names of one module that are only read or called as its own code does."""
+    return tuple(Touch(f"{module}:{name}", None, "call", why) for name in names.split())
+
+
 # Looked at in every process at start: light modules only.
 LIGHT: tuple[Touch, ...] = (
+    *_names("srt.plugins.hook_registry", "HookRegistry HookType", "hooks in the tokenizer's process"),
+    *_names("srt.runtime_context", "get_spec get_observability", "SGLang's configuration"),
+    Touch("srt.arg_groups.overrides:model_config_of", None, "call", "the target's sizes"),
     Touch("srt.arg_groups.resolution_hooks:register_resolution_hook", "name", "call", "argument steps"),
     Touch("srt.arg_groups.overrides:declare_resolution", "server_args source fields", "call", "declare arguments"),
     Touch("srt.arg_groups.overrides:resolving_view", None, "call", "read arguments while they are being resolved"),
@@ -64,8 +72,24 @@ _NEW_WEIGHTS = tuple(
     for name, parameters in WEIGHT_UPDATES.items()
 )
 
+_ONE_LINE = Touch("srt.managers.scheduler:get_exception_traceback", "", "wrap", "a refused start says why in one line")
+
 # Looked at by the worker, in the scheduler's process, before it uses them.
 WORKER: tuple[Touch, ...] = (
+    _ONE_LINE,
+    *_names("srt.runtime_context", "get_exec", "SGLang's configuration"),
+    *_names(
+        "srt.model_executor.cuda_graph_config",
+        "Backend Phase check_cuda_graph_backend with_phase",
+        "capture batch sizes of a state",
+    ),
+    *_names(
+        "srt.layers.moe.utils",
+        "speculative_moe_backend_context speculative_moe_a2a_backend_context",
+        "experts' kernels of the draft",
+    ),
+    Touch("srt.speculative.spec_utils:draft_tp_context", None, "call", "parallel layout of the draft"),
+    Touch("srt.managers.overlap_utils:FutureMap", None, "call", "relay between overlapping steps"),
     Touch(
         "srt.speculative.eagle_worker_v2:EAGLEWorkerV2.__init__",
         "server_args gpu_id nccl_port target_worker",
@@ -249,6 +273,14 @@ TOKENIZER: tuple[Touch, ...] = (
 
 _NORM = "x residual post_residual_addition quant_linear"
 CPU_ENGINE: tuple[Touch, ...] = (
+    _ONE_LINE,
+    *_names("srt.runtime_context", "get_parallel", "how many ranks there are"),
+    *_names("srt.layers.attention.base_attn_backend", "AttentionBackend", "attention of the CPU engine"),
+    *_names("srt.layers.attention.attention_registry", "register_attention_backend", "attention of the CPU engine"),
+    *_names("srt.layers.radix_attention", "AttentionType", "attention of the CPU engine"),
+    *_names("srt.mem_cache.memory_pool", "KVWriteLoc MHATokenToKVPool", "rows of the cache"),
+    *_names("srt.layers.layer_boundary.contracts", "BatchVariant", "one rank has one layout of rows"),
+    *_names("srt.layers.linear", "LinearBase MergedColumnParallelLinear QKVParallelLinear", "calls around a product"),
     *_NEW_WEIGHTS,
     Touch(
         "srt.speculative.draft_utils:DraftBackendFactory._create_backend",

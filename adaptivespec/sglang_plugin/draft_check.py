@@ -1,4 +1,4 @@
-"""Looks at a draft's folder before anything is loaded, since SGLang loads a broken EAGLE-3 draft without a word."""
+"""Looks at a draft's files before anything is loaded, since SGLang loads a broken EAGLE-3 draft without a word."""
 
 import json
 import logging
@@ -15,37 +15,61 @@ logger = logging.getLogger(__name__)
 _ARCHITECTURE_MARK = "Eagle3"
 
 
-def check_draft(folder: str, target_hidden_size: int, target_vocab_size: int) -> None:
-    """Raise unless the folder holds an EAGLE-3 draft that fits the target.
-
-    Only local folders can be looked at; a name on a hub is left to SGLang's loader.
+def check_draft(
+    draft: str,
+    target_hidden_size: int,
+    target_vocab_size: int,
+    revision: str | None = None,
+    download_dir: str | None = None,
+) -> None:
+    """Raise unless this is an EAGLE-3 draft that fits the target. What is on the hub only is downloaded for that, to where
+    SGLang's loader finds it.
 
     Args:
-        folder: ``--speculative-draft-model-path``.
+        draft: ``--speculative-draft-model-path``, a folder or a name on the hub.
         target_hidden_size, target_vocab_size: of the target's config.
+        revision, download_dir: SGLang's, of a name on the hub.
 
     Raises:
-        RefusedError: no such folder, no config or weights, another architecture, a hidden size or vocabulary that is
+        RefusedError: no such draft, no config or weights, another architecture, a hidden size or vocabulary that is
             not the target's, no lm_head or one of another size, no d2t, or d2t that points outside the target's
             vocabulary.
     """
-    path = Path(folder)
-    if not path.is_dir():
-        if folder.count("/") <= 1 and not folder.startswith((".", "/", "~")):
-            return  # a hub's owner/name
-        raise _refuse(folder, "no such folder", "a folder with config.json and *.safetensors", "check the path")
-    config = _read_config(path)
-    _check_config(folder, config, target_hidden_size, target_vocab_size)
+    path, is_local = Path(draft), Path(draft).is_dir()
+    if not is_local:
+        path = _download(draft, revision, download_dir)
+    config = _read_config(draft, path)
+    _check_config(draft, config, target_hidden_size, target_vocab_size)
     files = sorted(path.glob("*.safetensors"))
     if not files:
-        if not any(path.glob("*.bin")):
-            raise _refuse(folder, "no *.safetensors", "the draft's weights", "check the folder")
-        logger.info("%s: weights in *.bin; a pickle is not opened just to look at it, so they are not checked", folder)
+        if is_local and not any(path.glob("*.bin")):
+            raise _refuse(draft, "no *.safetensors", "the draft's weights", "check the folder")
+        logger.info(
+            "%s: no *.safetensors; a pickle is not opened just to look at it, so the weights go unchecked", draft
+        )
         return
-    shapes, d2t = _read_weights(folder, files)
+    shapes, d2t = _read_weights(draft, files)
     if config.get("draft_vocab_size") is None:
         return  # the whole vocabulary: SGLang shares the target's lm_head where the draft has none
-    _check_weights(folder, config, shapes, d2t, target_vocab_size)
+    _check_weights(draft, config, shapes, d2t, target_vocab_size)
+
+
+def _download(name: str, revision: str | None, download_dir: str | None) -> Path:
+    if name.count("/") > 1 or name.startswith((".", "/", "~")):
+        raise _refuse(name, "no such folder", "a folder with config.json and *.safetensors", "check the path")
+    from huggingface_hub import snapshot_download
+
+    try:
+        patterns = ["config.json", "*.safetensors"]
+        folder = snapshot_download(name, revision=revision, cache_dir=download_dir, allow_patterns=patterns)
+    except (OSError, ValueError) as error:  # what the hub's client raises is one or the other
+        raise _refuse(
+            name,
+            f"neither such a folder nor a draft on the hub ({error})",
+            "a folder with config.json and *.safetensors, or an owner/name that can be downloaded",
+            "check the name; for a private draft set HF_TOKEN, without a network download it beforehand",
+        ) from error
+    return Path(folder)
 
 
 def _refuse(folder: str, found: str, expected: str, fix: str) -> RefusedError:
@@ -54,14 +78,14 @@ def _refuse(folder: str, found: str, expected: str, fix: str) -> RefusedError:
     )
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    expected, fix = "an EAGLE-3 draft's config.json", "check the folder"
+def _read_config(draft: str, path: Path) -> dict[str, Any]:
+    expected, fix = "an EAGLE-3 draft's config.json", "check the folder or name"
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise _refuse(str(path), f"no readable config.json ({error})", expected, fix) from error
+        raise _refuse(draft, f"no readable config.json ({error})", expected, fix) from error
     if not isinstance(config, dict):
-        raise _refuse(str(path), "a config.json that is not an object", expected, fix)
+        raise _refuse(draft, "a config.json that is not an object", expected, fix)
     return config
 
 

@@ -1,11 +1,6 @@
 """The entry point in ``sglang.srt.plugins``: what every SGLang process runs before anything else of ours."""
 
 import functools
-import sys
-from types import TracebackType
-from typing import Any
-
-from adaptivespec.errors import AdaptiveSpecError
 
 
 @functools.cache
@@ -16,19 +11,11 @@ def register() -> None:
     plugin's exceptions; see `resolve`.
     """
     from adaptivespec.cpu_engine import install
-    from adaptivespec.sglang_plugin import algorithm, report, request_checks, resolve
+    from adaptivespec.sglang_plugin import algorithm, report, request_checks, resolve, start_errors
 
     install.register()
     algorithm.register()
     resolve.register()
     report.install_in_tokenizer()
     request_checks.register()
-    sys.excepthook = functools.partial(_one_line, sys.excepthook)
-
-
-def _one_line(previous: Any, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    """Our errors say all a user needs in one line; a traceback would only hide it."""
-    if isinstance(error, AdaptiveSpecError):
-        print(f"adaptivespec: {error}", file=sys.stderr)
-    else:
-        previous(kind, error, traceback)
+    start_errors.say_in_one_line()

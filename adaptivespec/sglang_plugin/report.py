@@ -81,6 +81,14 @@ class Reporter:
         }
 
 
+@functools.cache
+def refusals_counter() -> Any:
+    """Prometheus counter of a process: of the scheduler's for settings, of the tokenizer's for requests."""
+    from prometheus_client import Counter  # after SGLang has set up its multi-process folder
+
+    return Counter(f"{_PREFIX}refusals", "run-time settings and requests that were refused", ("reason",))
+
+
 class PrometheusCounters:
     """The counters on ``/metrics``, all of them monotonic, so that ``rate()`` works on them."""
 
@@ -98,7 +106,7 @@ class PrometheusCounters:
         self._trips = counter("breaker_trips", "requests cut off by the circuit breaker")
         self._recoveries = counter("breaker_recoveries", "requests whose circuit breaker closed again")
         self.promoted = counter("promoted_drafts", "drafts accepted in place of the target's own token", "fate")
-        self.refusals = counter("refusals", "run-time settings that were refused", "reason")
+        self.refusals = refusals_counter()
         self._drift_events = counter(
             "drift_events", "what happened in the memory, up to 64 steps late", "event", "bank"
         )

@@ -4,12 +4,19 @@ SGLang answers a ValueError with status 400 and its text, on every route.
 """
 
 import functools
+from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 from adaptivespec.config import AdaptiveConfig
 from adaptivespec.errors import ConfigError
 from adaptivespec.request_options import RequestOptions
+from adaptivespec.sglang_plugin.report import refusals_counter
 from adaptivespec.sglang_plugin.resolve import is_adaptive
+
+
+_PROCESSOR = "custom_logit_processor"
+_REASONS = {_PROCESSOR, *(f"{RequestOptions.SECTION}.{option.name}" for option in fields(RequestOptions))}
 
 
 def register() -> None:
@@ -24,6 +31,25 @@ def register() -> None:
     )
 
 
+def _counted(check: Callable[..., None]) -> Callable[..., None]:
+    """Count what a check refuses on ``/metrics``, under the field that is at fault."""
+
+    @functools.wraps(check)
+    def counting(*args: Any, **kwargs: Any) -> None:
+        try:
+            check(*args, **kwargs)
+        except ConfigError as error:
+            from sglang.srt.runtime_context import get_observability
+
+            if get_observability().enable_metrics:
+                # A request may name any field: the unknown ones are counted together.
+                refusals_counter().labels(error.where if error.where in _REASONS else RequestOptions.SECTION).inc()
+            raise
+
+    return counting
+
+
+@_counted
 def _check_options(result: None, self: Any, *_args: Any, **_kwargs: Any) -> None:
     from sglang.srt.runtime_context import get_spec
 
@@ -48,12 +74,13 @@ def _check_options(result: None, self: Any, *_args: Any, **_kwargs: Any) -> None
         )
 
 
+@_counted
 def _check_logit_processor(result: None, self: Any, obj: Any, *_args: Any, **_kwargs: Any) -> None:
     from sglang.srt.runtime_context import get_spec
 
     if is_adaptive(get_spec()) and getattr(obj, "custom_logit_processor", None):
         raise ConfigError(
-            where="custom_logit_processor",
+            where=_PROCESSOR,
             found="a processor",
             expected="none: SGLang's verification does not apply it to drafted positions",
             fix="leave it out, or ask a server without ADAPTIVE",

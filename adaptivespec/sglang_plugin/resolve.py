@@ -100,9 +100,10 @@ def _resolve_as_eagle3(server_args: Any, previous: Any) -> None:
 
     model_config = model_config_of(server_args)
     refusals.check_target(model_config)
-    check_draft(view.speculative_draft_model_path, model_config.hidden_size, model_config.vocab_size)
+    draft, revision = view.speculative_draft_model_path, view.speculative_draft_model_revision
+    check_draft(draft, model_config.hidden_size, model_config.vocab_size, revision, view.download_dir)
     config = AdaptiveConfig.from_json_file(view.speculative_adaptive_config)
-    check_memory(config.drift, view.speculative_draft_model_path)
+    check_memory(config.drift, draft)
     _declare(server_args, speculative_algorithm="EAGLE3")
     previous(server_args)
     _declare(server_args, speculative_algorithm=NAME)

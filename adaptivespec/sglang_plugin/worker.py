@@ -20,6 +20,7 @@ from adaptivespec.sglang_plugin.report import Reporter, install_in_scheduler
 from adaptivespec.sglang_plugin.request_rows import has_penalties, options_of
 from adaptivespec.sglang_plugin.resolve import effective_settings
 from adaptivespec.sglang_plugin.signals import StepSignal
+from adaptivespec.sglang_plugin.start_errors import say_in_one_line_in_scheduler
 from adaptivespec.sglang_plugin.states import RuntimeStates
 from adaptivespec.sglang_plugin.verify_step import VerifyStep
 from adaptivespec.sglang_plugin.weight_updates import after_weight_updates
@@ -36,6 +37,7 @@ class AdaptiveWorker(EAGLEWorkerV2):
     config: AdaptiveConfig
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
+        say_in_one_line_in_scheduler()
         contract.check(contract.WORKER)
         super().__init__(server_args, gpu_id, nccl_port, target_worker)
         settings = effective_settings(get_spec().speculative_adaptive_config, server_args, self.device)

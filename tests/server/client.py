@@ -111,10 +111,17 @@ class Client:
 
     def drift_events(self) -> Counter[str]:
         """What happened in the memory, over all banks, by event."""
+        return self._by_label("drift_events", "event")
+
+    def refusals(self) -> Counter[str]:
+        """Refused settings and requests on ``/metrics``, by reason."""
+        return self._by_label("refusals", "reason")
+
+    def _by_label(self, counter: str, label: str) -> Counter[str]:
         text = requests.get(self.url + "/metrics", timeout=60).text
         found: Counter[str] = Counter()
-        for labels, value in re.findall(r"^adaptivespec:drift_events_total\{([^}]*)\} (\S+)$", text, re.MULTILINE):
-            found[re.search(r'event="(\w+)"', labels)[1]] += round(float(value))
+        for labels, value in re.findall(rf"^adaptivespec:{counter}_total\{{([^}}]*)\}} (\S+)$", text, re.MULTILINE):
+            found[re.search(rf'{label}="([^"]*)"', labels)[1]] += round(float(value))
         return found
 
     @contextmanager

@@ -134,7 +134,7 @@ def test_openai_responses_carry_the_same_figures(ada: Client, route):
     body = {"model": "any", "temperature": 0, "max_tokens": 24, "ignore_eos": True}
     body["return_spec_tokens_details"] = True
     if route == "/v1/chat/completions":
-        body["messages"] = [{"role": "user", "content": question}]
+        body |= {"messages": [{"role": "user", "content": question}], "return_meta_info": True}
     else:
         body["prompt"] = question
     ada.wait_until_idle()
@@ -155,6 +155,10 @@ def test_openai_responses_carry_the_same_figures(ada: Client, route):
         found["usage"]["completion_tokens"] / details["spec_verify_ct"]
     )
     assert sum(details["spec_correct_drafts_histogram"]) == details["spec_verify_ct"]
+    if route == "/v1/chat/completions":
+        meta = found["choices"][0]["meta_info"]
+        assert sum(meta["spec_shape_histogram"].values()) == details["spec_verify_ct"]
+        assert meta["spec_accept_rate"] == details["spec_accept_rate"]
 
 
 def test_server_info_shows_the_effective_config_and_the_states(ada: Client, ada_config):

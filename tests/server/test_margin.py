@@ -256,9 +256,11 @@ def test_bad_options_get_a_400_that_names_field_value_and_range(ada: Client, pat
         options = {"sampling_params": custom | {"max_new_tokens": 2}} if path == "/generate" else custom
         return ada.post(path, body | options)
 
+    before = ada.refusals()
     response = post(1.5)
     assert response.status_code == 400, response.text
     assert "custom_params.adaptive.kappa: found 1.5; expected a number above 0, at most 1" in response.text
+    assert ada.refusals() - before == {"custom_params.adaptive.kappa": 1}
     assert post(0.5).ok
 
 
@@ -270,3 +272,4 @@ def test_a_kappa_out_of_range_is_rejected_and_counted(ada: Client, value):
     info = ada.adaptive_info()
     assert info["kappa"] is None
     assert info["counts"]["refusals"]["adaptive_kappa"] == before + 1
+    assert ada.refusals()["adaptive_kappa"] == before + 1

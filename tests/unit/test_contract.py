@@ -1,9 +1,12 @@
 """`adaptivespec.sglang_plugin.contract`: the installed SGLang keeps it, and a doctored one is refused by name."""
 
+import ast
 import importlib.metadata
+from pathlib import Path
 
 import pytest
 
+import adaptivespec
 from adaptivespec.errors import RefusedError
 from adaptivespec.sglang_plugin import contract
 from adaptivespec.sglang_plugin.contract import CPU_ENGINE, LIGHT, TOKENIZER, WORKER, Touch
@@ -79,3 +82,28 @@ def test_a_wrapper_that_keeps_the_signature_passes(monkeypatch):
     original = overrides.declare_resolution
     monkeypatch.setattr(overrides, "declare_resolution", functools.wraps(original)(lambda *args, **kwargs: None))
     contract.check()
+
+
+def imported_from_sglang() -> set[str]:
+    """Every name that the packages import from SGLang at run time, as the table writes it; a module as ``module:``."""
+    found = set()
+    for file in Path(adaptivespec.__file__).parent.rglob("*.py"):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        for_types = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
+        ignored = {id(inner) for node in for_types for inner in ast.walk(node)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sglang.") and id(node) not in ignored:
+                found |= {f"{node.module.removeprefix('sglang.')}:{name.name}" for name in node.names}
+    return found
+
+
+def test_whatever_is_imported_from_sglang_is_in_the_table():
+    listed = [touch.path for touch in ALL]
+    imported = imported_from_sglang()
+    assert len(imported) > 40
+    missing = {
+        name
+        for name in imported
+        if not any(path == name or path.startswith((f"{name}.", f"{name.replace(':', '.')}:")) for path in listed)
+    }
+    assert not missing

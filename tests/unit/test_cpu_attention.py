@@ -12,6 +12,7 @@ from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from adaptivespec.cpu_engine.attention import CpuTreeBackend, CpuTreeMultiStepDraftBackend, plan_ragged, plan_uniform
+from adaptivespec.errors import RefusedError
 from adaptivespec.verify.tree import ancestor_mask
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -278,5 +279,5 @@ def test_layers_that_need_more_are_refused(fields, extras, found):
     backend = CpuTreeBackend(world.runner)
     batch = world.batch(ForwardMode.DECODE, [3], out_cache_loc=torch.tensor([0]))
     backend.init_forward_metadata(batch)
-    with pytest.raises(NotImplementedError, match=f"cpu_tree: found {found} in layer 0; expected"):
+    with pytest.raises(RefusedError, match=f"cpu_tree: found {found} in layer 0; expected"):
         backend.forward_decode(world.random(1, 6), world.random_kv(1), world.random_kv(1), world.layer, batch, **extras)

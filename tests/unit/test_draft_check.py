@@ -146,7 +146,7 @@ def test_pickled_weights_are_left_unopened_and_that_is_said(tmp_path, caplog):
     (tmp_path / "pytorch_model.bin").write_bytes(b"never unpickled")
     with caplog.at_level(logging.INFO):
         check(tmp_path)
-    assert "they are not checked" in caplog.text
+    assert "the weights go unchecked" in caplog.text
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b"\xff\xfe{}", b"[" * 100_000])
@@ -162,8 +162,48 @@ def test_no_such_folder(tmp_path):
     assert "found no such folder" in refusal(file)
 
 
-def test_a_name_on_a_hub_is_left_to_the_loader():
-    check_draft("some-owner/some-eagle3-draft", HIDDEN_SIZE, VOCAB_SIZE)
+@pytest.fixture
+def hub(tmp_path, monkeypatch) -> Path:
+    """The hub client's cache, without a network; what `some-owner/some-draft` has goes into the folder."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    entry = tmp_path / "cache" / "models--some-owner--some-draft"
+    snapshot = entry / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    (entry / "refs").mkdir()
+    for name in ("main", "a-branch"):
+        (entry / "refs" / name).write_text("0123")
+    return snapshot
+
+
+def check_hub(snapshot: Path, name: str = "some-owner/some-draft", revision: str | None = None) -> None:
+    check_draft(name, HIDDEN_SIZE, VOCAB_SIZE, revision, str(snapshot.parents[2]))
+
+
+def test_a_draft_on_the_hub_is_looked_at_too(hub):
+    write_draft(hub, {**DRAFT_CONFIG, "hidden_size": 48})
+    with pytest.raises(
+        RefusedError, match="^--speculative-draft-model-path some-owner/some-draft: found hidden size 48"
+    ):
+        check_hub(hub)
+    write_draft(hub)
+    check_hub(hub)
+    check_hub(hub, revision="a-branch")
+    (hub / "model.safetensors").unlink()
+    check_hub(hub)  # it may have *.bin, which are not downloaded for this
+
+
+@pytest.mark.parametrize(
+    ("name", "revision"),
+    [("some-owner/no-draft", None), ("some-owner/some-draft", "no-branch"), ("no-folder", None), ("no name!", None)],
+)
+def test_what_is_neither_a_folder_nor_on_the_hub(hub, name, revision):
+    write_draft(hub)
+    with pytest.raises(RefusedError, match="found neither such a folder nor a draft on the hub") as caught:
+        check_hub(hub, name, revision)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_path_is_not_looked_for_on_the_hub():
     with pytest.raises(RefusedError, match="no such folder"):
         check_draft("./some-eagle3-draft", HIDDEN_SIZE, VOCAB_SIZE)
 

@@ -1,6 +1,8 @@
 """`adaptivespec.sglang_plugin.request_checks`: what a request may not ask, without a server."""
 
 import json
+from collections import Counter
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +22,9 @@ def server(monkeypatch, tmp_path):
         spec = SimpleNamespace(speculative_algorithm=algorithm, speculative_adaptive_config=str(path))
         monkeypatch.setattr(runtime_context, "get_spec", lambda: spec)
 
+    metrics = SimpleNamespace(enable_metrics=False)
+    monkeypatch.setattr(runtime_context, "get_observability", lambda: metrics)
+    set_up.metrics = metrics
     return set_up
 
 
@@ -59,3 +64,23 @@ def test_custom_logit_processors_are_refused(server):
     request_checks._check_logit_processor(None, None, SimpleNamespace(custom_logit_processor=None), [1])
     server(None)
     request_checks._check_logit_processor(None, None, request, [1])
+
+
+def test_refusals_are_counted_under_the_field_and_unknown_fields_together(server, monkeypatch):
+    counted = Counter()
+    series = SimpleNamespace(labels=lambda reason: SimpleNamespace(inc=lambda: counted.update([reason])))
+    monkeypatch.setattr(request_checks, "refusals_counter", lambda: series)
+    server()
+
+    def ask():
+        for adaptive in ({"kappa": 2}, {"kappa": -1}, {"kapa": 1}, {"a" * 99: 1}, [], {"kappa": 0.5}):
+            with suppress(ConfigError):
+                request_checks._check_options(None, params(adaptive), 100)
+        with suppress(ConfigError):
+            request_checks._check_logit_processor(None, None, SimpleNamespace(custom_logit_processor="{}"), [1])
+
+    ask()
+    assert not counted  # nobody reads /metrics
+    server.metrics.enable_metrics = True
+    ask()
+    assert counted == {"custom_params.adaptive.kappa": 2, "custom_params.adaptive": 3, "custom_logit_processor": 1}

@@ -267,18 +267,6 @@ def test_a_target_with_latent_attention_is_refused(resolve, tmp_path):
     assert (error.where, error.found) == ("--model-path", "MLA attention")
 
 
-def test_errors_of_ours_are_one_line_for_the_user(resolve, capsys, monkeypatch):
-    from adaptivespec.sglang_plugin import plugin
-
-    shown = []
-    plugin._one_line(lambda *args: shown.append(args), RefusedError, refused(resolve, tp_size=2), None)
-    assert capsys.readouterr().err.startswith("adaptivespec: --tp-size: found 2; expected ")
-    assert shown == []
-    error = KeyError("x")
-    plugin._one_line(lambda *args: shown.append(args), KeyError, error, None)
-    assert shown == [(KeyError, error, None)]
-
-
 def test_the_command_line_takes_it(resolve):
     from sglang.srt.server_args import prepare_server_args
 
