@@ -14,7 +14,6 @@ from adaptivespec.request_options import RequestOptions
 from adaptivespec.sglang_plugin.report import refusals_counter
 from adaptivespec.sglang_plugin.resolve import is_adaptive
 
-
 _PROCESSOR = "custom_logit_processor"
 _REASONS = {_PROCESSOR, *(f"{RequestOptions.SECTION}.{option.name}" for option in fields(RequestOptions))}
 

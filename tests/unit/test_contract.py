@@ -89,10 +89,16 @@ def imported_from_sglang() -> set[str]:
     found = set()
     for file in Path(adaptivespec.__file__).parent.rglob("*.py"):
         tree = ast.parse(file.read_text(encoding="utf-8"))
-        for_types = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
+        for_types = [
+            node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        ]
         ignored = {id(inner) for node in for_types for inner in ast.walk(node)}
         for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sglang.") and id(node) not in ignored:
+            if (
+                isinstance(node, ast.ImportFrom)
+                and (node.module or "").startswith("sglang.")
+                and id(node) not in ignored
+            ):
                 found |= {f"{node.module.removeprefix('sglang.')}:{name.name}" for name in node.names}
     return found
 
