@@ -121,7 +121,7 @@ def shapes_over_time_figure(answer: Row) -> bytes:
     axes.set_xlabel("verify step of the answer")
     cell = answer.cell
     where = f"{cell.configuration}, {cell.task}, prompt {answer.prompt + 1}; batch size {cell.batch_size}"
-    axes.figure.supxlabel(f"{where}; source: {ROWS_NAME}", fontsize=7, color="#555555")
+    axes.figure.supxlabel(f"{where}; source: {ROWS_NAME}", fontsize=8, color="#555555")
     return png(axes.figure)
 
 
@@ -177,6 +177,6 @@ def _finish(axes: Any, summaries: list[Summary], of_what: str, numbers: list[int
     count = f"{min(numbers)}" if min(numbers) == max(numbers) else f"{min(numbers)}-{max(numbers)}"
     sizes = ", ".join(map(str, dict.fromkeys(item.batch_size for item in summaries)))
     axes.figure.supxlabel(
-        f"n = {count} {of_what}; batch size {sizes}; source: {ROWS_NAME}", fontsize=7, color="#555555"
+        f"{of_what}: n = {count}; batch size {sizes}; source: {ROWS_NAME}", fontsize=8, color="#555555"
     )
     return png(axes.figure)

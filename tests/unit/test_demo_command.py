@@ -9,19 +9,15 @@ from adaptivespec.bench import command as bench_command
 from adaptivespec.bench import report
 from adaptivespec.bench.run import measure
 from adaptivespec.demo.command import DECODERS, QUICK_DECODERS, main, parse
-from adaptivespec.demo.prompts import GENERAL_QUESTIONS, WORD_PROBLEMS, human_eval_prompts, prompt_sets
+from adaptivespec.demo.prompts import MOST_PROMPTS, human_eval_prompts, prompt_sets
 from tests.unit.bench_fakes import fresh_fake
 from tests.unit.test_prompt_files import PlainTokenizer
 
 
 def test_prompt_sets_hold_what_is_asked_for():
-    assert {name: len(prompts) for name, prompts in prompt_sets(3).items()} == {
-        "word problems": 3,
-        "HumanEval": 3,
-        "general": 3,
-    }
-    assert len(prompt_sets(99)["general"]) == len(GENERAL_QUESTIONS)
-    assert len(prompt_sets(99)["word problems"]) == len(WORD_PROBLEMS)
+    for count in (3, MOST_PROMPTS):
+        found = {name: len(prompts) for name, prompts in prompt_sets(count).items()}
+        assert found == {"word problems": count, "HumanEval": count, "general": count}
 
 
 def test_human_eval_prompts_are_functions_to_complete():
@@ -38,8 +34,9 @@ def test_command_line():
     assert parse([]).prompts > 1
     with pytest.raises(SystemExit):
         parse(["--target", "x"])
-    with pytest.raises(SystemExit):
-        parse(["--rounds", "0"])
+    for option in (["--rounds", "0"], ["--prompts", "0"], ["--prompts", str(MOST_PROMPTS + 1)]):
+        with pytest.raises(SystemExit):
+            parse(option)
 
 
 class Tokenizer(PlainTokenizer):
