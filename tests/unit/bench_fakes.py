@@ -1,5 +1,6 @@
 """A server that answers at once, and plans for it."""
 
+import time
 import urllib.error
 from pathlib import Path
 
@@ -67,8 +68,10 @@ class FakeBenchServer(FakeServer):
             meta |= {"spec_shape_histogram": {"(1,1,2)": 1, "(3,1,4)": 1}, "spec_margin": {"num_promoted": 1}}
             if body["sampling_params"].get("custom_params", {}).get("adaptive", {}).get("details"):
                 meta["spec_steps"] = [["(3,1,4)", 1, 0.9], ["(1,1,2)", 0, 0.2]]
+        time.sleep(2e-4)  # times are kept to 10 microseconds, and speeds divide by them
         yield {"meta_info": {"completion_tokens": 1, "finish_reason": None}, "output_ids": [1]}
         yield {"meta_info": {"completion_tokens": 1, "finish_reason": None}, "output_ids": [1]}
+        time.sleep(2e-4)
         yield {"meta_info": meta, "output_ids": [1, 2, 3, 4]}
 
 
