@@ -14,11 +14,11 @@ WIDTH_INCHES = 5.2
 DPI = 160
 
 
-def new_axes(height: float) -> Any:
-    """Axes of a new figure, `height` inches high."""
+def new_axes(height: float, rows: int = 1) -> Any:
+    """Axes of a new figure, `height` inches high; an array of them for several rows."""
     # No pyplot: it keeps every figure, and looks for a screen.
     with rc_context(STYLE):
-        return Figure(figsize=(WIDTH_INCHES, height), dpi=DPI, layout="constrained").subplots()
+        return Figure(figsize=(WIDTH_INCHES, height), dpi=DPI, layout="constrained").subplots(rows)
 
 
 def add_legend(axes: Any, columns: int) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from adaptivespec.bench.run import places_of, set_state
 from adaptivespec.command_line import EXIT_FAILED, EXIT_INTERRUPTED, end_on_sigterm, positive
 from adaptivespec.errors import AdaptiveSpecError, ConfigError
 from adaptivespec.launch import Server, ServerFailedError, named_failure
-from adaptivespec.plots import SET_COLOURS, STYLE, png
+from adaptivespec.plots import SET_COLOURS, add_legend, new_axes, png
 from adaptivespec.prompt_files import PromptFile, add_arguments, fill_in_pair
 from adaptivespec.provenance import provenance
 from adaptivespec.reports import render_template, whole_lines, write_whole
@@ -31,7 +32,7 @@ DESCRIPTION = """Decoders under load: SGLang's bench_serving against a real serv
 
 Closed loop at each of --concurrencies, and open loop (Poisson arrivals) at each of --rates. Every load of a decoder gets the
 same prompts, after the prefix cache has been flushed. Writes OUT/load.jsonl, a line for each load as it
-is measured, load.csv, load.png and report.html. The last line of the output is one JSON object."""
+is measured, load.csv, plots and report.html. The last line of the output is one JSON object."""
 
 
 class LoadError(AdaptiveSpecError, RuntimeError):
@@ -173,35 +174,41 @@ def _name(concurrency: int | None, rate: float | None) -> str:
     return f"{concurrency} at once" if rate is None else f"{rate:g} a second"
 
 
-def figure(loads: Sequence[Load], caption: str) -> bytes:
-    """PNG: throughput and latency against concurrency, and against the arrival rate where that was measured."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
+def figures(loads: Sequence[Load], caption: str) -> dict[str, bytes]:
+    """PNG by name: load-concurrency and load-rate, throughput and latency against each, as far as it was measured."""
     kinds = {"concurrency": "requests at once", "rate": "requests per second"}
-    kinds = {key: label for key, label in kinds.items() if any(getattr(load, key) is not None for load in loads)}
+    names = list(dict.fromkeys(load.configuration for load in loads))
+    made = {}
+    for key, label in kinds.items():
+        chosen = [load for load in loads if getattr(load, key) is not None]
+        if chosen:
+            made[f"load-{key}"] = _figure(chosen, names, key, label, caption)
+    return made
+
+
+def _figure(loads: Sequence[Load], names: Sequence[str], key: str, label: str, caption: str) -> bytes:
     panels = {
         "output_tokens_per_s": "output tokens/s",
-        "median_tpot_ms": "median ms a token",
-        "p99_ttft_ms": "p99 ms to the first",
+        "median_tpot_ms": "ms a token, median",
+        "p99_ttft_ms": "ms to the first, p99",
     }
-    with rc_context(STYLE):
-        fig = Figure(figsize=(10, 3.2 * len(kinds)), dpi=130, layout="constrained")
-        grid = fig.subplots(len(kinds), len(panels), squeeze=False)
-    names = list(dict.fromkeys(load.configuration for load in loads))
-    for axes_row, (key, label) in zip(grid, kinds.items(), strict=True):
-        for axes, (panel, title) in zip(axes_row, panels.items(), strict=True):
-            for number, name in enumerate(names):
-                mine = [load for load in loads if load.configuration == name and getattr(load, key) is not None]
-                points = [(getattr(load, key), getattr(load, panel)) for load in mine]
-                colour = SET_COLOURS[number % len(SET_COLOURS)]
-                axes.plot(*zip(*points, strict=True), marker="o", color=colour, label=name)
-            axes.set_xlabel(label)
-            axes.set_title(title, fontsize=10)
-            axes.set_ylim(bottom=0)
-    grid[0][0].legend(fontsize=8, frameon=False)
-    fig.suptitle(caption, fontsize=9)
-    return png(fig)
+    column = new_axes(7.5, rows=len(panels))
+    ticks = sorted({getattr(load, key) for load in loads})
+    for axes, (panel, title) in zip(column, panels.items(), strict=True):
+        for name, colour in zip(names, cycle(SET_COLOURS), strict=False):
+            mine = [load for load in loads if load.configuration == name]
+            points = [(getattr(load, key), getattr(load, panel)) for load in mine]
+            if points:
+                axes.plot(*zip(*points, strict=True), "o-", color=colour, label=name if axes is column[0] else None)
+        axes.set_ylabel(title)
+        axes.set_ylim(0, 1.08 * max(getattr(load, panel) for load in loads))
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+    column[-1].set_xlabel(label)
+    add_legend(column[0], columns=2)
+    column[0].figure.supxlabel(caption, fontsize=8, color="#555555")
+    return png(column[0].figure)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -239,21 +246,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         tail = f"{error.log_tail}\n\n" if isinstance(error, ServerFailedError) else ""
         print(f"{tail}{error}", file=sys.stderr)
     if found:
-        caption = (
-            f"sglang.bench_serving on {options.prompts[0].path.name}, n = {options.num_prompts} requests a point, "
-            f"at most {options.max_new_tokens} tokens, {options.dtype}"
-        )
+        source = f"sglang.bench_serving on {options.prompts[0].path.name}, n = {options.num_prompts} requests a point"
+        sizes = f"at most {options.max_new_tokens} tokens, {options.dtype}"
         try:
-            picture = figure(found, caption)
+            pictures = figures(found, f"{source}\n{sizes}")
             write_whole(options.out / "load.csv", _csv(found).encode())
-            write_whole(options.out / "load.png", picture)
+            for name, picture in pictures.items():
+                write_whole(options.out / f"{name}.png", picture)
             html = render_template(
                 "load.html",
-                pictures={"load": picture},
+                pictures=pictures,
                 problem=problem,
                 target=options.target,
                 draft=options.draft,
-                caption=caption,
+                caption=f"{source}, {sizes}",
                 loads=[asdict(load) | {"name": _name(load.concurrency, load.rate)} for load in found],
                 origin=origin,
             )

@@ -66,7 +66,8 @@ def test_every_decoder_gets_every_load_alone(arguments, tmp_path: Path, capsys):
     assert kept == line["loads"]
     table = list(csv.DictReader((tmp_path / "out" / "load.csv").open()))
     assert [row["rate"] for row in table] == ["", "", "0.5"] * 3
-    assert (tmp_path / "out" / "load.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("load-concurrency.png", "load-rate.png"):
+        assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG")
     assert "0.5 a second" in (tmp_path / "out" / "report.html").read_text()
     sent = [json.loads(row) for row in (tmp_path / "out" / "prompts.jsonl").read_text().splitlines()]
     assert [row["conversations"][0]["content"] for row in sent] == ["0?", "1?"]
