@@ -311,5 +311,18 @@ def resolve_start(config: AdaptiveConfig, flags: TreeShape | None) -> TreeShape:
 
 
 def selectable_shapes(config: AdaptiveConfig, start: TreeShape) -> tuple[TreeShape, ...]:
-    """Every shape that runtime states are needed for, each once: what the policy may choose, then the extra ones."""
-    return tuple(dict.fromkeys((*make_policy(config, start).shapes, *config.shape.extra)))
+    """Every shape that runtime states are needed for, each once: what the policy may choose, then the extra ones.
+
+    Raises:
+        ConfigError: FLy's window is longer than every chain of drafts, so that it could never take a miss.
+    """
+    shapes = tuple(dict.fromkeys((*make_policy(config, start).shapes, *config.shape.extra)))
+    deepest = max(shape.num_steps for shape in shapes)
+    if config.verifier == "fly" and deepest < config.fly.window:
+        raise ConfigError(
+            where="fly.window",
+            found=f"{config.fly.window} positions, and shapes of at most {deepest} drafts in a row",
+            expected="a window that a draft can fill, or a miss is never taken",
+            fix=f'lower it to {deepest} or less, or choose deeper shapes, such as shape.range "paper"',
+        )
+    return shapes

@@ -7,7 +7,7 @@ counts the bonus token; an accept length always does.
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from adaptivespec.shapes import TreeShape
 
@@ -34,49 +34,54 @@ class RequestCounts:
     """What SGLang does not count of one request.
 
     Args:
-        kappa: least ratio that the request is verified with; None where it is strict.
+        kappa: least ratio that the request has been verified with, which an operator may change; None where it is strict.
         steps_per_shape: verify steps at each shape.
         promoted: accepted drafts that stand in for the target's own token, returned ones.
         promoted_cut: the same, cut off by a stop or the length cap and never returned.
-        promotions: the returned ones in order, kept where the request asks for them.
+        promotions: the returned ones in order; None where the request does not ask for them.
         root_prob: the draft's probability of its likeliest token at the root of the next tree.
-        steps: all steps in order, kept where the request asks for them.
+        steps: all steps in order; None where the request does not ask for them.
     """
 
     kappa: float | None = None
     steps_per_shape: Counter[TreeShape] = field(default_factory=Counter)
     promoted: int = 0
     promoted_cut: int = 0
-    promotions: list[Promotion] = field(default_factory=list)
+    promotions: list[Promotion] | None = None
     root_prob: float = 0.0
-    steps: list[Step] = field(default_factory=list)
+    steps: list[Step] | None = None
 
-    def record(self, shape: TreeShape, num_accepted: int, *, keep: bool = False) -> None:
+    @classmethod
+    def of(cls, kappa: float | None, *, details: bool) -> Self:
+        """Of a new request, which asks for lists of steps and promotions or not."""
+        return cls(kappa, promotions=[] if details else None, steps=[] if details else None)
+
+    def record(self, shape: TreeShape, num_accepted: int) -> None:
         """Count one step.
 
         Args:
             shape: the shape that produced the result.
             num_accepted: accepted draft tokens, 0 to shape.num_steps, the bonus token not counted.
-            keep: list it in `steps`, with `root_prob`.
         """
         self.steps_per_shape[shape] += 1
-        if keep:
+        if self.steps is not None:
             self.steps.append(Step(shape, num_accepted, self.root_prob))
 
-    def record_promotions(self, promotions: Iterable[Promotion], num_returned: int, keep: bool) -> None:
+    def record_promotions(self, promotions: Iterable[Promotion], num_returned: int, kappa: float) -> None:
         """Count the promotions of one step.
 
         Args:
             promotions: what was promoted.
             num_returned: length that the output may reach at most; what lies beyond it was cut off.
-            keep: list the returned ones in `promotions`.
+            kappa: that the step was verified with.
         """
+        self.kappa = kappa if self.kappa is None else min(self.kappa, kappa)
         for promotion in promotions:
             if promotion.position >= num_returned:
                 self.promoted_cut += 1
                 continue
             self.promoted += 1
-            if keep:
+            if self.promotions is not None:
                 self.promotions.append(promotion)
 
     def to_meta(self) -> dict[str, Any]:
@@ -93,9 +98,10 @@ class RequestCounts:
                 "kappa": self.kappa,
                 "num_promoted": self.promoted,
                 "num_promoted_cut": self.promoted_cut,
-                "promotions": [list(promotion) for promotion in self.promotions],
             }
-        if self.steps:
+            if self.promotions is not None:
+                meta["spec_margin"]["promotions"] = [list(promotion) for promotion in self.promotions]
+        if self.steps is not None:
             meta["spec_steps"] = [[str(step.shape), *step[1:]] for step in self.steps]
         return meta
 

@@ -1,9 +1,14 @@
-"""What a request may ask of ADAPTIVE: ``custom_params: {"adaptive": {...}}``, on every route that samples."""
+"""What a request may ask of ADAPTIVE: ``custom_params: {"adaptive": {...}}``, on every route that hands them on.
 
+SGLang does so from `/generate`, `/v1/completions` and `/v1/chat/completions`.
+"""
+
+import reprlib
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 from adaptivespec.config_checks import flag, number, optional, text
+from adaptivespec.errors import ConfigError
 from adaptivespec.section import Section
 
 KEY = "adaptive"
@@ -41,7 +46,17 @@ class RequestOptions(Section):
             ConfigError: not an object, an unknown key or a bad value; names the field, what it holds and what it may.
         """
         custom = sampling_params.custom_params
-        return cls.from_dict(custom[KEY]) if isinstance(custom, dict) and KEY in custom else cls()
+        if custom is None:
+            return cls()
+        if not isinstance(custom, dict):
+            # What may have been meant to ask for strict answers must not pass for asking nothing.
+            raise ConfigError(
+                where="custom_params",
+                found=reprlib.repr(custom),
+                expected="an object",
+                fix=f'write {{"{KEY}": {{...}}}}, or leave it out',
+            )
+        return cls.from_dict(custom[KEY]) if KEY in custom else cls()
 
     def effective_kappa(self, server: float | None) -> float | None:
         """The kappa that this request is verified with under a server's; None is strict, 0 any ratio."""

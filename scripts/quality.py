@@ -125,7 +125,7 @@ def _measure(server: Server, tokenizer: Any, rows: dict[str, list[dict]], args: 
                                 ids=answer["output_ids"],
                                 seconds=meta["e2e_latency"],
                                 verify_steps=meta.get("spec_verify_ct", 0),
-                                accepted=meta["spec_num_correct_drafts"],
+                                accepted=meta.get("spec_num_correct_drafts", 0),
                                 promoted=meta.get("spec_margin", {}).get("num_promoted", 0),
                                 hit_cap=meta["finish_reason"]["type"] == "length",
                                 log_likelihood=_log_likelihood(server, ids, answer["output_ids"]),
@@ -231,16 +231,33 @@ def _print_table(summary: dict[str, dict[str, Any]]) -> None:
         print(f"{kappa:8}" + "".join(f"{row[name] if row[name] is not None else '-':>20}" for name in columns))
 
 
+def _kappa(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"found {text}; expected a number above 0, at most 1; fix: correct it")
+    return value
+
+
 def _parse_args() -> Any:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser)
-    parser.add_argument("--kappas", type=float, nargs="+", default=KAPPAS)
+    parser.add_argument("--kappas", type=_kappa, nargs="+", default=KAPPAS, help="beside strict (default %(default)s)")
     parser.add_argument(
         "--config", type=Path, help="of the server, as --speculative-adaptive-config; its kappa is not used"
     )
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--out", type=Path, default=Path("out/quality.json"))
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("out/quality.json"),
+        help="plot and server log lie beside it (default %(default)s)",
+    )
     args = parser.parse_args()
+    if args.out.suffix != ".json":
+        parser.error(f"--out: found {args.out}; expected a name that ends in .json; fix: correct it")
     args.out.parent.mkdir(parents=True, exist_ok=True)
     fill_in_pair(args)
     return args

@@ -15,7 +15,11 @@ from adaptivespec.sglang_plugin.report import refusals_counter
 from adaptivespec.sglang_plugin.resolve import is_adaptive
 
 _PROCESSOR = "custom_logit_processor"
-_REASONS = {_PROCESSOR, *(f"{RequestOptions.SECTION}.{option.name}" for option in fields(RequestOptions))}
+_REASONS = {
+    _PROCESSOR,
+    "custom_params",
+    *(f"{RequestOptions.SECTION}.{option.name}" for option in fields(RequestOptions)),
+}
 
 
 def register() -> None:

@@ -22,6 +22,7 @@ class RequestRows:
 
     Attributes:
         kappa: the server's, which an operator may change; None is strict, 0 any ratio.
+        kappas: by row, what requests are verified with; None for strict ones. Made anew where it changes.
         seeds: ``[B]`` int64: what a request asked for, else one drawn for it when it is first seen.
         limits: of near misses, or None where no request of the batch may be promoted for.
         penalties: exact at the root of the next tree, or None where no request has any.
@@ -29,6 +30,7 @@ class RequestRows:
 
     def __init__(self, config: AdaptiveConfig, vocab_size: int, device: str) -> None:
         self.kappa = config.kappa_floor
+        self.kappas: list[float | None] = []
         self.seeds = torch.empty(0, dtype=torch.int64, device=device)
         self.limits: Limits | None = None
         self.penalties: Penalties | None = None
@@ -50,14 +52,14 @@ class RequestRows:
             return
         self._requests, self._built_with = list(requests), self.kappa
         self.seeds = self._to_device([_seed_of(request) for request in requests], torch.int64)
-        kappas = [self.kappa_of(request) for request in requests]
+        self.kappas = [self.kappa_of(request) for request in requests]
         is_penalised = any(map(has_penalties, requests))
         self.limits = self.penalties = None
-        if not is_penalised and all(kappa is None for kappa in kappas):
+        if not is_penalised and all(kappa is None for kappa in self.kappas):
             return
         stops = self._padded([self._stops_of(request) for request in requests])
-        if any(kappa is not None for kappa in kappas):
-            self.limits = Limits(self._to_device(list(map(log_kappa, kappas)), torch.float32), stops)
+        if any(kappa is not None for kappa in self.kappas):
+            self.limits = Limits(self._to_device(list(map(log_kappa, self.kappas)), torch.float32), stops)
         if is_penalised:
             self.penalties = self._fresh_penalties(stops)
             self._num_counted = [0] * len(requests)

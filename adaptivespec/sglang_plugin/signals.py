@@ -27,8 +27,8 @@ class SignalSink(Protocol):
     def on_corrected(self, requests: list[Any], corrected: list[bool | None], num_accepted: list[int]) -> None:
         """Which of the step's trees the memory had corrected, None for requests without one; called after `on_step`."""
 
-    def on_promotions(self, request: Any, promotions: list[Promotion]) -> None:
-        """Tokens of the step before that stand in for the target's own; called after `on_step`."""
+    def on_promotions(self, request: Any, promotions: list[Promotion], kappa: float) -> None:
+        """Tokens of the step before that stand in for the target's own, and the kappa it ran with; called after `on_step`."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class StepSignal:
         accept_lens: ``[B]`` integer accepted drafts plus the bonus token; None for a prefill.
         shape: what the step ran with; None for a prefill.
         promotions: what the margin rule did; None where it could do nothing.
+        kappas: by row, what the step was verified with; None for strict rows.
         sink: who hears of it.
         corrected: by row, whether the memory had corrected the draft, None for rows without a bank; None without a memory.
     """
@@ -48,6 +49,7 @@ class StepSignal:
     accept_lens: Tensor | None
     shape: TreeShape | None
     promotions: StepPromotions | None
+    kappas: list[float | None]
     sink: SignalSink
     corrected: list[bool | None] | None = None
 
@@ -71,7 +73,7 @@ class StepSignal:
         if self.corrected is not None:
             self.sink.on_corrected(requests, [self.corrected[row] for row in live], num_accepted)
         for row, promoted in (self.promotions.by_row() if self.promotions else {}).items():
-            commit = commits[row]
-            if commit is not None:
+            commit, kappa = commits[row], self.kappas[row]
+            if commit is not None and kappa is not None:
                 found = [Promotion(commit.output_index + place, prob, top1) for place, prob, top1 in promoted]
-                self.sink.on_promotions(batch.reqs[row], found)
+                self.sink.on_promotions(batch.reqs[row], found, kappa)

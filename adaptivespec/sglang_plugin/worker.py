@@ -132,7 +132,10 @@ class AdaptiveWorker(EAGLEWorkerV2):
     def _attach_signal(self, result: Any, shape: TreeShape | None, corrected: list[bool | None] | None) -> None:
         top1_probs = result.next_draft_input.topk_p[:, 0].clone()
         promotions = self.verify_step.promotions if shape else None
-        signal = StepSignal(top1_probs, result.accept_lens if shape else None, shape, promotions, self, corrected)
+        kappas = self.verify_step.rows.kappas
+        signal = StepSignal(
+            top1_probs, result.accept_lens if shape else None, shape, promotions, kappas, self, corrected
+        )
         output = result.logits_output
         output.auxiliary_device_output = append_auxiliary_output(output.auxiliary_device_output, signal)
 
@@ -141,7 +144,9 @@ class AdaptiveWorker(EAGLEWorkerV2):
     def on_prefill(self, requests: list[Any], top1_probs: list[float]) -> None:
         for request, top1_prob in zip(requests, top1_probs, strict=True):
             if not hasattr(request, "adaptive_counts"):  # a retracted request is prefilled again
-                request.adaptive_counts = RequestCounts(kappa=self.verify_step.rows.kappa_of(request))
+                request.adaptive_counts = RequestCounts.of(
+                    self.verify_step.rows.kappa_of(request), details=options_of(request).details
+                )
             request.adaptive_counts.root_prob = top1_prob
             # One that ended with its first token is never said to have finished.
             if options_of(request).enabled and not request.finished():
@@ -151,7 +156,7 @@ class AdaptiveWorker(EAGLEWorkerV2):
 
     def on_step(self, requests: list[Any], shape: TreeShape, num_accepted: list[int], top1_probs: list[float]) -> None:
         for request, accepted, top1_prob in zip(requests, num_accepted, top1_probs, strict=True):
-            request.adaptive_counts.record(shape, accepted, keep=options_of(request).details)
+            request.adaptive_counts.record(shape, accepted)
             request.adaptive_counts.root_prob = top1_prob
             self.policy.observe(StepResult(request.rid, shape, accepted, top1_prob))
         self.reporter.record_step(shape, num_accepted)  # last, so that it sees the breakers that this step tripped
@@ -163,12 +168,11 @@ class AdaptiveWorker(EAGLEWorkerV2):
                 self.drift.record(request, was_corrected, accepted)
                 self.reporter.record_corrected(was_corrected, accepted)
 
-    def on_promotions(self, request: Any, promotions: list[Promotion]) -> None:
+    def on_promotions(self, request: Any, promotions: list[Promotion], kappa: float) -> None:
         counts: RequestCounts = request.adaptive_counts
-        counts.kappa = self.verify_step.rows.kappa_of(request)  # an operator may have changed it
         before = counts.promoted, counts.promoted_cut
         num_returned = len(request.output_ids) if request.finished_len is None else request.finished_len
-        counts.record_promotions(promotions, num_returned, keep=options_of(request).details)
+        counts.record_promotions(promotions, num_returned, kappa)
         self.reporter.record_promotions(counts.promoted - before[0], counts.promoted_cut - before[1])
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:

@@ -251,17 +251,18 @@ def test_a_stop_inside_a_run_with_promotions(ada: Client, prompts, tokenizer):
 def test_bad_options_get_a_400_that_names_field_value_and_range(ada: Client, path_and_body):
     path, body = path_and_body
 
-    def post(kappa: float) -> requests.Response:
-        custom = {"custom_params": {"adaptive": {"kappa": kappa}}}
+    def post(value: Any) -> requests.Response:
+        custom = {"custom_params": value}
         options = {"sampling_params": custom | {"max_new_tokens": 2}} if path == "/generate" else custom
         return ada.post(path, body | options)
 
     before = ada.refusals()
-    response = post(1.5)
+    response = post({"adaptive": {"kappa": 1.5}})
     assert response.status_code == 400, response.text
     assert "custom_params.adaptive.kappa: found 1.5; expected a number above 0, at most 1" in response.text
     assert ada.refusals() - before == {"custom_params.adaptive.kappa": 1}
-    assert post(0.5).ok
+    assert post('{"adaptive": {"strict": true}}').status_code == 400, "a text must not pass for asking nothing"
+    assert post({"adaptive": {"kappa": 0.5}}).ok
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.5])

@@ -323,6 +323,13 @@ def test_static_selects_the_start_shape_only():
     assert selectable_shapes(AdaptiveConfig(policy="static"), CHAIN) == (CHAIN,)
 
 
+def test_a_window_that_no_shape_can_fill_is_refused():
+    config = AdaptiveConfig.from_dict({"policy": "static", "verifier": "fly", "fly": {"window": 4}})
+    with pytest.raises(ConfigError, match=r"^fly\.window: found 4 positions, and shapes of at most 3 drafts"):
+        selectable_shapes(config, TreeShape(3, 1, 4))
+    assert selectable_shapes(config, TreeShape(4, 1, 5)) == (TreeShape(4, 1, 5),)
+
+
 def test_a_range_of_ones_own_holds_on_every_device():
     config = AdaptiveConfig.from_dict({"shape": {"range": "paper"}})
     assert config.on("cpu") == config == config.on("cuda")

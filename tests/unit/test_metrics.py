@@ -31,25 +31,34 @@ def test_steps_are_counted_by_shape():
 
 
 def test_promotions_are_counted_listed_on_demand_and_those_cut_off_apart():
-    counts = recorded([(HIGH, 4)])
-    counts.kappa = 0.2
+    counts = RequestCounts.of(0.4, details=True)
     promotions = [Promotion(3, 0.3, 0.5), Promotion(5, 0.1, 0.4)]
-    counts.record_promotions(promotions, num_returned=5, keep=True)
+    counts.record_promotions(promotions, num_returned=5, kappa=0.3)
     assert counts.to_meta()["spec_margin"] == {
-        "kappa": 0.2,
+        "kappa": 0.3,
         "num_promoted": 1,
         "num_promoted_cut": 1,
         "promotions": [[3, 0.3, 0.5]],
     }
-    counts.record_promotions(promotions, num_returned=6, keep=False)
-    assert (counts.promoted, counts.promoted_cut, len(counts.promotions)) == (3, 1, 1)
+    counts.record_promotions(promotions, num_returned=6, kappa=0.4)
+    assert (counts.promoted, counts.promoted_cut, len(counts.promotions)) == (3, 1, 3)
+
+
+def test_kappa_is_the_least_that_the_request_ran_with():
+    """An operator may change it: what was promoted before must not look like a breach."""
+    counts = RequestCounts.of(None, details=False)
+    assert "spec_margin" not in counts.to_meta()
+    for kappa in (0.4, 0.1, 0.6):
+        counts.record_promotions([Promotion(1, 0.3, 0.5)], num_returned=5, kappa=kappa)
+    assert counts.to_meta()["spec_margin"] == {"kappa": 0.1, "num_promoted": 3, "num_promoted_cut": 0}
 
 
 def test_steps_are_listed_on_demand_with_the_probability_at_their_root():
-    counts = RequestCounts(root_prob=0.75)
-    counts.record(LOW, 3, keep=True)
+    counts = RequestCounts.of(None, details=True)
+    counts.root_prob = 0.75
+    counts.record(LOW, 3)
     counts.root_prob = 0.5
-    counts.record(HIGH, 0, keep=True)
+    counts.record(HIGH, 0)
     assert counts.to_meta()["spec_steps"] == [["(3,4,4)", 3, 0.75], ["(7,1,8)", 0, 0.5]]
     assert "spec_steps" not in recorded([(LOW, 3)]).to_meta()
 

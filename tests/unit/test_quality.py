@@ -61,6 +61,17 @@ def test_the_last_number_is_graded(quality, text, gold, right):
     assert quality.is_right(text, gold) is right
 
 
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [(["--kappas", "1.5"], "found 1.5"), (["--kappas", "x"], "found x"), (["--out", "q.log"], "q.log")],
+)
+def test_bad_options_cost_no_server(quality, options, found, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["quality.py", "--prompts", "a=a.jsonl", *options])
+    with pytest.raises(SystemExit):
+        quality.main()
+    assert found in capsys.readouterr().err
+
+
 def test_repetition(quality):
     assert quality.repetition([1, 2, 3]) == 0
     assert quality.repetition(list(range(50))) == 0

@@ -50,6 +50,12 @@ def test_bad_fields_are_named(adaptive, start):
     assert str(caught.value).startswith(start)
 
 
+@pytest.mark.parametrize("custom", ["strict", [1], 5, '{"adaptive": {"strict": true}}'])
+def test_parameters_that_are_no_object_do_not_pass_for_none(custom):
+    with pytest.raises(ConfigError, match=r"^custom_params: found .*; expected an object"):
+        RequestOptions.of(params(custom))
+
+
 @given(server=KAPPAS, kappa=KAPPAS, strict=st.booleans(), enabled=st.booleans())
 def test_a_request_can_only_tighten(server, kappa, strict, enabled):
     found = RequestOptions(kappa=kappa, strict=strict, enabled=enabled).effective_kappa(server)
@@ -64,6 +70,7 @@ def test_rows_of_a_mixed_batch():
     requests = [request(), request({"kappa": 0.5}, stop_token_ids={9, 3}), request({"strict": True}), request(top_k=40)]
     rows.update(requests)
     assert rows.limits.log_kappa.exp().tolist() == pytest.approx([0.2, 0.5, math.inf, math.inf])
+    assert rows.kappas == [0.2, 0.5, None, None]
     assert rows.limits.stops.tolist() == [[2, 3, 7, -1], [2, 3, 7, 9], [2, 3, 7, -1], [2, 3, 7, -1]]
     before = rows.limits
     rows.update(list(requests))
