@@ -35,10 +35,9 @@ def is_faster(x: Tensor) -> bool:
 
 @functools.cache
 def _has_instructions(dtype: torch.dtype) -> bool:
-    """Whether torch multiplies this dtype by instructions of the processor's own."""
-    mkldnn = torch.ops.mkldnn
-    is_native = mkldnn._is_mkldnn_bf16_supported if dtype == torch.bfloat16 else mkldnn._is_mkldnn_fp16_supported
-    return bool(is_native())
+    """Whether the processor has products of this dtype. (oneDNN also says yes where it emulates them by AVX-512.)"""
+    names = ("avx512_bf16", "amx_bf16") if dtype == torch.bfloat16 else ("avx512_fp16", "amx_fp16")
+    return any(torch.cpu.get_capabilities().get(name) for name in names)
 
 
 def invalidate() -> None:
