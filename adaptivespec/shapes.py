@@ -252,7 +252,7 @@ def default_max_rows(device: str) -> int:
     On a CPU chosen by measurement (scripts/RESULTS.md). An accelerator verifies many more rows in the same time; how
     many is not measured yet.
     """
-    return 16 if device == "cpu" else 0
+    return 64 if device == "cpu" else 0
 
 
 def preset(name: str, where: str = "shape.range") -> ShapeRange:

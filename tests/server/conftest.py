@@ -29,6 +29,7 @@ SMALL_POOL = ["--max-total-tokens", "800"]
 COMMON = ["--dtype", "float32", "--sleep-on-idle", "--max-total-tokens", "8000"]
 # Batches get all shapes that a policy chooses, as on a GPU.
 PAPER_RANGE = {"shape": {"range": "paper", "max_rows": 0}}
+MOST_ROWS = 32  # those of four requests with the widest shape
 # Fixtures in the order in which their servers run.
 ORDER = ("ada", "remembering", "poison", "cyclic", "engine_answers")
 
@@ -156,11 +157,12 @@ def remembering(servers: Servers, target: Path, draft: Path, prompts: list, adap
 
 @pytest.fixture(scope="session")
 def poison(servers: Servers, target: Path, draft: Path, adaptive_args: Callable) -> Client:
-    """ADAPTIVE with a draft that is always wrong."""
+    """ADAPTIVE with a draft that is always wrong, and no more than `MOST_ROWS` rows in a step of several requests."""
     folder = servers.folder / "poison-draft"
     if not folder.exists():
         make_poison_draft(draft, folder)
-    return servers.get("poison", target, adaptive_args({"policy": "dcs", **PAPER_RANGE}, folder))
+    shape = PAPER_RANGE["shape"] | {"max_rows": MOST_ROWS}
+    return servers.get("poison", target, adaptive_args({"policy": "dcs", "shape": shape}, folder))
 
 
 @pytest.fixture(scope="session")

@@ -57,6 +57,21 @@ def test_many_rows_are_left_to_the_processors_own_instructions(monkeypatch, dtyp
     assert half_linear.is_faster(many) == (dtype == torch.float16)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtypes"),
+    [
+        ("avx512_f", set()),  # emulates bfloat16, at several times the cost
+        ("avx512_bf16", {torch.bfloat16}),
+        ("amx_bf16", {torch.bfloat16}),
+        ("avx512_fp16", {torch.float16}),
+        ("amx_fp16", {torch.float16}),
+    ],
+)
+def test_instructions_are_the_processors_own(monkeypatch, name, dtypes):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_f": True, name: True})
+    assert {dtype for dtype in HALF if half_linear._has_instructions.__wrapped__(dtype)} == dtypes
+
+
 def test_rows_do_not_depend_on_each_other():
     weight = random_weight(48, 64, torch.bfloat16)
     x = torch.randn(9, 64).bfloat16()
