@@ -29,7 +29,7 @@ SMALL_POOL = ["--max-total-tokens", "800"]
 COMMON = ["--dtype", "float32", "--sleep-on-idle", "--max-total-tokens", "8000"]
 # Batches get all shapes that a policy chooses, as on a GPU.
 PAPER_RANGE = {"shape": {"range": "paper", "max_rows": 0}}
-MOST_ROWS = 32  # those of four requests with the widest shape
+MOST_ROWS = 32  # of the server `cyclic`: those of four requests with the widest shape, of eight with the smallest
 # Fixtures in the order in which their servers run.
 ORDER = ("ada", "remembering", "poison", "cyclic", "engine_answers")
 
@@ -157,12 +157,11 @@ def remembering(servers: Servers, target: Path, draft: Path, prompts: list, adap
 
 @pytest.fixture(scope="session")
 def poison(servers: Servers, target: Path, draft: Path, adaptive_args: Callable) -> Client:
-    """ADAPTIVE with a draft that is always wrong, and no more than `MOST_ROWS` rows in a step of several requests."""
+    """ADAPTIVE with a draft that is always wrong."""
     folder = servers.folder / "poison-draft"
     if not folder.exists():
         make_poison_draft(draft, folder)
-    shape = PAPER_RANGE["shape"] | {"max_rows": MOST_ROWS}
-    return servers.get("poison", target, adaptive_args({"policy": "dcs", "shape": shape}, folder))
+    return servers.get("poison", target, adaptive_args({"policy": "dcs", **PAPER_RANGE}, folder))
 
 
 @pytest.fixture(scope="session")
@@ -175,12 +174,16 @@ def cycle_ids(tokenizer) -> list[int]:
 
 @pytest.fixture(scope="session")
 def cyclic(servers: Servers, target: Path, cycle_ids: list[int], adaptive_args: Callable) -> Client:
-    """ADAPTIVE with a tiny pair whose draft is always right, and with a pool so small that requests are retracted."""
+    """ADAPTIVE with a tiny pair whose draft is always right, and with a pool so small that requests are retracted.
+
+    A crowd of requests is given fewer drafts, see `MOST_ROWS`.
+    """
     folder = servers.folder / "cyclic"
     pair = (folder / "target", folder / "draft")
     if not folder.exists():
         pair = make_cyclic_pair(servers.folder, target, cycle_ids)
-    return servers.get("cyclic", pair[0], [*adaptive_args({"policy": "dcs", **PAPER_RANGE}, pair[1]), *SMALL_POOL])
+    config = {"policy": "dcs", "shape": PAPER_RANGE["shape"] | {"max_rows": MOST_ROWS}}
+    return servers.get("cyclic", pair[0], [*adaptive_args(config, pair[1]), *SMALL_POOL])
 
 
 @pytest.fixture(scope="session")
