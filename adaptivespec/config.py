@@ -3,7 +3,7 @@
 JSON layout, every key optional:
 
     {"policy": "dcs",
-     "shape": {"range": null, "start": null, "extra": [], "max_rows": null},
+     "shape": {"range": null, "start": null, "extra": []},
      "dcs": {"divisor": 0.5, "alpha": 0.3, "initial_rar": 0.5, "breaker_steps": 5},
      "talon": {"budget": null},
      "margin": {"kappa": null, "sampled": false, "max_promotions": 1, "top_k_guard": 0},
@@ -34,7 +34,7 @@ from adaptivespec.config_checks import (
 from adaptivespec.errors import ConfigError
 from adaptivespec.policy import POLICY_NAMES, make_policy
 from adaptivespec.section import Section
-from adaptivespec.shapes import MAX_NUM_DRAFT_TOKENS, ShapeRange, TreeShape, default_max_rows, default_range
+from adaptivespec.shapes import MAX_NUM_DRAFT_TOKENS, ShapeRange, TreeShape, default_range
 from adaptivespec.verify.rules import VERIFIER_NAMES
 from drift.params import DriftParams
 
@@ -52,28 +52,18 @@ class ShapeConfig(Section):
             shape flags where they are given, else the low end of the range. Source: this project.
         extra: further shapes to keep runtime states for, [[num_steps, topk, num_draft_tokens], ...]; no policy chooses
             them, but an operator can pin them while the server runs, to compare. Source: this project.
-        max_rows: most token rows, batch size times num_draft_tokens (the root counted), that `dcs` and `talon` give a
-            verify step of two requests or more: larger batches get the widest shape that fits, and where none does, no
-            speculation. 0: no limit. null: what `default_max_rows` says. Source: this project.
     """
 
     SECTION: ClassVar[str] = "shape"
     range: ShapeRange | None = field(default=None, metadata={"check": optional(shape_range)})
     start: TreeShape | None = field(default=None, metadata={"check": optional(TreeShape.parse)})
     extra: tuple[TreeShape, ...] = field(default=(), metadata={"check": shape_list})
-    max_rows: int | None = field(default=None, metadata={"check": optional(zero_or(integer(1, 1_000_000)))})
 
     @property
     def known_range(self) -> ShapeRange:
         """The range, of a config that has been told its device."""
         assert self.range is not None, "AdaptiveConfig.on comes first"
         return self.range
-
-    @property
-    def known_max_rows(self) -> int:
-        """The limit, of a config that has been told its device; 0 for none."""
-        assert self.max_rows is not None, "AdaptiveConfig.on comes first"
-        return self.max_rows
 
 
 @dataclass(frozen=True)
@@ -272,9 +262,7 @@ class AdaptiveConfig(Section):
 
     def on(self, device: str) -> Self:
         """The same with what depends on the device filled in. ``device``: as SGLang names it."""
-        shape = self.shape
-        max_rows = default_max_rows(device) if shape.max_rows is None else shape.max_rows
-        return replace(self, shape=replace(shape, range=shape.range or default_range(device), max_rows=max_rows))
+        return replace(self, shape=replace(self.shape, range=self.shape.range or default_range(device)))
 
     @classmethod
     def from_json_file(cls, path: str | Path | None) -> Self:

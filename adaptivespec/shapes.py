@@ -246,15 +246,6 @@ def default_range(device: str) -> ShapeRange:
     return PRESETS["short" if device == "cpu" else "paper"]
 
 
-def default_max_rows(device: str) -> int:
-    """The most rows of a verify step where the config names none; 0 for no limit. ``device``: as SGLang names it.
-
-    On a CPU chosen by measurement (scripts/RESULTS.md). An accelerator verifies many more rows in the same time; how
-    many is not measured yet.
-    """
-    return 64 if device == "cpu" else 0
-
-
 def preset(name: str, where: str = "shape.range") -> ShapeRange:
     """The named range.
 

@@ -4,7 +4,6 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
 from adaptivespec.policy.base import ShapePolicy, StepResult
-from adaptivespec.policy.row_limit import RowLimit
 from adaptivespec.shapes import TreeShape
 
 if TYPE_CHECKING:
@@ -29,8 +28,7 @@ class DcsPolicy(ShapePolicy):
     as they are. After `breaker_steps` consecutive steps without an accepted draft a request counts as DCS 0, until a
     step accepts one: its RAR then restarts at its initial value. A request whose top-1 probability is not finite or not
     in [0, 1] counts as DCS 0 until its next result. Requests that are not known yet are left out of the mean; where none
-    is known the start shape is chosen. Batches that it would give more rows than `shape.max_rows` get fewer, see
-    `RowLimit`. Source: AdaptiveSpec paper; the breaker's recovery: this project.
+    is known the start shape is chosen. Source: AdaptiveSpec paper; the breaker's recovery: this project.
     """
 
     name = "dcs"
@@ -41,8 +39,7 @@ class DcsPolicy(ShapePolicy):
         self._config = config.dcs
         self._start_shape = start_shape
         self._states: dict[Hashable, _RequestState] = {}
-        self._limit = RowLimit(dict.fromkeys((*self._range.reachable(), start_shape)), config.shape.known_max_rows)
-        self.shapes = self._limit.shapes
+        self.shapes = tuple(dict.fromkeys((*self._range.reachable(), start_shape)))
 
     def choose(self, request_ids: Sequence[Hashable]) -> TreeShape:
         states = self._states
@@ -52,8 +49,7 @@ class DcsPolicy(ShapePolicy):
             if state is not None:
                 total += state.dcs
                 num_known += 1
-        shape = self._range.at(total / num_known) if num_known else self._start_shape
-        return self._limit.fit(shape, len(request_ids))
+        return self._range.at(total / num_known) if num_known else self._start_shape
 
     def start(self, request_id: Hashable, top1_prob: float) -> None:
         state = self._states.setdefault(request_id, _RequestState(self._config.initial_rar))

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 
 from adaptivespec.errors import ConfigError
 from adaptivespec.policy.base import ShapePolicy, StepResult
-from adaptivespec.policy.row_limit import RowLimit
 from adaptivespec.shapes import TreeShape
 
 if TYPE_CHECKING:
@@ -63,7 +62,6 @@ class TalonPolicy(ShapePolicy):
     A request's confidence is its newest top-1 probability, 0 where that is not finite or not in [0, 1]; the batch has the
     mean of those known, in whole percent, rounded down. Equal promises: the smaller shape. More confidence never gives a
     shallower tree, also where deeper shapes of the range are wider. Where no request is known the start shape is chosen.
-    Batches that it would give more rows than `shape.max_rows` get fewer, see `RowLimit`.
 
     Raises:
         ConfigError: the budget excludes the start shape or every shape of the range.
@@ -76,14 +74,12 @@ class TalonPolicy(ShapePolicy):
         self._start_shape = start_shape
         self._confidences: dict[Hashable, float] = {}
         self._by_percent = _best_by_percent(_within_budget(config, start_shape))
-        self._limit = RowLimit(dict.fromkeys((*self._by_percent, start_shape)), config.shape.known_max_rows)
-        self.shapes = self._limit.shapes
+        self.shapes = tuple(dict.fromkeys((*self._by_percent, start_shape)))
 
     def choose(self, request_ids: Sequence[Hashable]) -> TreeShape:
         confidences = self._confidences
         known = [confidences[request_id] for request_id in request_ids if request_id in confidences]
-        shape = self._by_percent[int(100 * sum(known) / len(known))] if known else self._start_shape
-        return self._limit.fit(shape, len(request_ids))
+        return self._by_percent[int(100 * sum(known) / len(known))] if known else self._start_shape
 
     def start(self, request_id: Hashable, top1_prob: float) -> None:
         self._confidences[request_id] = self.usable_prob(top1_prob)

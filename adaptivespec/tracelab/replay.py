@@ -7,7 +7,7 @@ from functools import partial
 
 from adaptivespec.metrics import Step
 from adaptivespec.policy import ShapePolicy, StepResult
-from adaptivespec.shapes import NO_SPECULATION, TreeShape
+from adaptivespec.shapes import TreeShape
 from adaptivespec.tracelab.trace import Trace, TracedAnswer
 
 
@@ -117,8 +117,7 @@ def replay(trace: Trace, policy: ShapePolicy, label: str) -> dict[str, Outcome]:
     Raises:
         TraceError: it may choose a shape that the trace does not have.
     """
-    # A trace is of single requests, for which no policy chooses that; larger batches may get it.
-    trace.require([shape for shape in policy.shapes if shape != NO_SPECULATION], label)
+    trace.require(policy.shapes, label)
     return outcomes(trace, lambda number, answer: walk(policy, number, answer, trace.lag))
 
 

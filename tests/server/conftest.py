@@ -27,9 +27,7 @@ START_SECONDS = 420
 # In such a pool requests are retracted.
 SMALL_POOL = ["--max-total-tokens", "800"]
 COMMON = ["--dtype", "float32", "--sleep-on-idle", "--max-total-tokens", "8000"]
-# Batches get all shapes that a policy chooses, as on a GPU.
-PAPER_RANGE = {"shape": {"range": "paper", "max_rows": 0}}
-MOST_ROWS = 32  # of the server `cyclic`: those of four requests with the widest shape, of eight with the smallest
+PAPER_RANGE = {"shape": {"range": "paper"}}
 # Fixtures in the order in which their servers run.
 ORDER = ("ada", "remembering", "poison", "cyclic", "engine_answers")
 
@@ -174,16 +172,12 @@ def cycle_ids(tokenizer) -> list[int]:
 
 @pytest.fixture(scope="session")
 def cyclic(servers: Servers, target: Path, cycle_ids: list[int], adaptive_args: Callable) -> Client:
-    """ADAPTIVE with a tiny pair whose draft is always right, and with a pool so small that requests are retracted.
-
-    A crowd of requests is given fewer drafts, see `MOST_ROWS`.
-    """
+    """ADAPTIVE with a tiny pair whose draft is always right, and with a pool so small that requests are retracted."""
     folder = servers.folder / "cyclic"
     pair = (folder / "target", folder / "draft")
     if not folder.exists():
         pair = make_cyclic_pair(servers.folder, target, cycle_ids)
-    config = {"policy": "dcs", "shape": PAPER_RANGE["shape"] | {"max_rows": MOST_ROWS}}
-    return servers.get("cyclic", pair[0], [*adaptive_args(config, pair[1]), *SMALL_POOL])
+    return servers.get("cyclic", pair[0], [*adaptive_args({"policy": "dcs", **PAPER_RANGE}, pair[1]), *SMALL_POOL])
 
 
 @pytest.fixture(scope="session")

@@ -4,9 +4,8 @@ from statistics import fmean
 
 import pytest
 
-from adaptivespec.shapes import NO_SPECULATION, PRESETS, TreeShape
+from adaptivespec.shapes import PRESETS, TreeShape
 from tests.server.client import FULL_LENGTH, Answer, Client, Reference, assert_parity
-from tests.server.conftest import MOST_ROWS
 from tests.server.models import CYCLE
 
 SMALLEST = str(PRESETS["paper"].low)
@@ -34,17 +33,6 @@ def test_a_draft_that_is_always_right_reaches_the_largest_shape(cyclic: Client, 
     assert meta["spec_shape_histogram"][LARGEST] >= 0.7 * meta["spec_verify_ct"]
     assert meta["spec_correct_drafts_histogram"][7] == meta["spec_shape_histogram"][LARGEST]
     assert meta["spec_accept_length"] > 6
-
-
-def test_a_crowd_is_not_drafted_for(cyclic: Client, cycle_ids):
-    caps = [12] * (MOST_ROWS // PRESETS["paper"].low.num_draft_tokens) + [60]
-    answers = cyclic.generate_batch(
-        [cycle_ids[:3]] * len(caps), [FULL_LENGTH | {"max_new_tokens": cap} for cap in caps]
-    )
-    assert [answer.text for answer in answers] == [(CYCLE * 2)[3 : 3 + cap] for cap in caps]
-    steps = answers[-1].meta["spec_shape_histogram"]
-    assert steps[str(NO_SPECULATION)] >= 5, "while all of them run"
-    assert steps[LARGEST] >= 3, "once it is alone"
 
 
 def test_a_right_chain_has_accept_rate_one(cyclic: Client, cycle_ids):

@@ -51,7 +51,7 @@ def test_replaying_a_shape_gives_the_steps_that_the_server_takes(ada: Client, pr
 
 
 def test_replaying_a_policy_gives_the_shapes_that_the_server_chose(remembering: Client, prompts):
-    config = AdaptiveConfig.from_dict({"policy": "dcs", "shape": {"range": "paper", "max_rows": 0}})
+    config = AdaptiveConfig.from_dict({"policy": "dcs", "shape": {"range": "paper"}})
     lag = int(not remembering.get("/server_info")["disable_overlap_schedule"])
     details = FULL_LENGTH | {"custom_params": {"adaptive": {"details": True, "drift": False}}}
     for prompt in prompts[:2]:

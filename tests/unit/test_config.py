@@ -18,7 +18,7 @@ from adaptivespec.config import (
     selectable_shapes,
 )
 from adaptivespec.errors import ConfigError, RefusedError
-from adaptivespec.shapes import NO_SPECULATION, PRESETS, ShapeRange, TreeShape
+from adaptivespec.shapes import PRESETS, ShapeRange, TreeShape
 
 CHAIN = TreeShape(3, 1, 4)
 LOW = TreeShape(3, 4, 4)
@@ -41,7 +41,6 @@ plausible = st.fixed_dictionaries(
                 | st.fixed_dictionaries({}, optional={"low": triplets, "high": triplets})
                 | json_values,
                 "start": triplets | json_values,
-                "max_rows": st.integers(-1, 64) | json_values,
             },
         ),
         "dcs": st.fixed_dictionaries(
@@ -86,7 +85,6 @@ def test_defaults_need_no_file():
             "range": None,
             "start": None,
             "extra": [],
-            "max_rows": None,
         },
         "dcs": {"divisor": 0.5, "alpha": 0.3, "initial_rar": 0.5, "breaker_steps": 5},
         "talon": {"budget": None},
@@ -116,12 +114,7 @@ def test_defaults_need_no_file():
 def test_every_key_is_read(tmp_path):
     data = {
         "policy": "static",
-        "shape": {
-            "range": {"low": [1, 1, 2], "high": [5, 4, 8]},
-            "start": [3, 1, 4],
-            "extra": [[5, 4, 8]],
-            "max_rows": 64,
-        },
+        "shape": {"range": {"low": [1, 1, 2], "high": [5, 4, 8]}, "start": [3, 1, 4], "extra": [[5, 4, 8]]},
         "dcs": {"divisor": 0.25, "alpha": 1, "initial_rar": 0, "breaker_steps": 7},
         "talon": {"budget": 8},
         "margin": {"kappa": 0.2, "sampled": True, "max_promotions": 0, "top_k_guard": 5},
@@ -149,10 +142,7 @@ def test_every_key_is_read(tmp_path):
     assert config == AdaptiveConfig(
         policy="static",
         shape=ShapeConfig(
-            range=ShapeRange(TreeShape(1, 1, 2), TreeShape(5, 4, 8)),
-            start=CHAIN,
-            extra=(TreeShape(5, 4, 8),),
-            max_rows=64,
+            range=ShapeRange(TreeShape(1, 1, 2), TreeShape(5, 4, 8)), start=CHAIN, extra=(TreeShape(5, 4, 8),)
         ),
         dcs=DcsConfig(divisor=0.25, alpha=1.0, initial_rar=0.0, breaker_steps=7),
         talon=TalonConfig(budget=8),
@@ -323,17 +313,10 @@ def test_the_start_shape_comes_from_config_or_flags_or_the_low_end():
 
 @pytest.mark.parametrize("policy", ["dcs", "cycle"])
 def test_selectable_shapes_are_the_reachable_ones_and_the_start(policy):
-    config = AdaptiveConfig.from_dict({"policy": policy, "shape": {"range": "paper"}}).on("cuda")
+    config = AdaptiveConfig.from_dict({"policy": policy, "shape": {"range": "paper"}})
     reachable = PRESETS["paper"].reachable()
     assert selectable_shapes(config, LOW) == reachable
     assert selectable_shapes(config, CHAIN) == (*reachable, CHAIN)
-
-
-def test_where_rows_are_limited_a_batch_may_have_to_do_without_drafts():
-    config = AdaptiveConfig().on("cpu")
-    assert config.shape.known_max_rows > 0
-    assert selectable_shapes(config, TreeShape(1, 1, 2))[-1] == NO_SPECULATION
-    assert AdaptiveConfig().on("cuda").shape.known_max_rows == 0
 
 
 def test_static_selects_the_start_shape_only():
@@ -348,7 +331,7 @@ def test_a_window_that_no_shape_can_fill_is_refused():
 
 
 def test_a_range_of_ones_own_holds_on_every_device():
-    config = AdaptiveConfig.from_dict({"shape": {"range": "paper", "max_rows": 5}})
+    config = AdaptiveConfig.from_dict({"shape": {"range": "paper"}})
     assert config.on("cpu") == config == config.on("cuda")
     assert AdaptiveConfig().on("cpu").shape.range == PRESETS["short"]
 

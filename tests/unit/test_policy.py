@@ -15,9 +15,8 @@ LOW, HIGH = TreeShape(3, 4, 4), TreeShape(7, 1, 8)
 START = TreeShape(5, 4, 8)  # outside the range, to tell it from DCS 0
 
 
-def make(policy="dcs", start=START, max_rows=0, **dcs):
-    shape = {"range": "paper", "max_rows": max_rows}
-    return make_policy(AdaptiveConfig.from_dict({"policy": policy, "shape": shape, "dcs": dcs}), start)
+def make(policy="dcs", start=START, **dcs):
+    return make_policy(AdaptiveConfig.from_dict({"policy": policy, "shape": {"range": "paper"}, "dcs": dcs}), start)
 
 
 def feed(policy, accepted, top1_prob=1.0, request_id="r", shape=LOW):
@@ -286,34 +285,3 @@ class BatchMachine(RuleBasedStateMachine):
 
 TestBatchMachine = BatchMachine.TestCase
 TestBatchMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-
-
-@given(
-    name=st.sampled_from(["dcs", "talon"]),
-    max_rows=st.integers(0, 40),
-    probs=st.lists(st.floats(0, 1), min_size=1, max_size=20),
-)
-def test_larger_batches_get_fewer_drafts(name, max_rows, probs):
-    limited, free = make(name, LOW, max_rows), make(name, LOW)
-    for policy in (limited, free):
-        for number, prob in enumerate(probs):
-            policy.start(number, prob)
-    batch = range(len(probs))
-    found, wished = limited.choose(batch), free.choose(batch)
-    assert found in limited.shapes
-    fits = [shape for shape in free.shapes if shape.num_draft_tokens * len(probs) <= max_rows]
-    if not max_rows or len(probs) == 1 or wished in fits:
-        assert found == wished
-    elif fits:
-        assert found.num_draft_tokens == max(shape.num_draft_tokens for shape in fits)
-    else:
-        assert found == NO_SPECULATION
-
-
-def test_a_batch_that_shrinks_is_drafted_for_again():
-    policy = make(max_rows=8)
-    for number in range(4):
-        policy.start(number, 1.0)
-    assert policy.choose(range(4)) == NO_SPECULATION
-    policy.observe(StepResult(0, NO_SPECULATION, 0, 1.0))
-    assert policy.choose(range(1)) == HIGH

@@ -18,7 +18,7 @@ LOW, HIGH = TreeShape(3, 4, 4), TreeShape(7, 1, 8)
 
 def make(policy="talon", span="paper", start=LOW, budget=None):
     data = {"policy": policy, "shape": {"range": span}, "talon": {"budget": budget}}
-    return make_policy(AdaptiveConfig.from_dict(data).on("cuda"), start)
+    return make_policy(AdaptiveConfig.from_dict(data), start)
 
 
 def choice(policy, *top1_probs):
@@ -171,7 +171,7 @@ def test_an_impossible_probability_counts_as_zero_and_is_counted(top1_prob):
 
 
 def test_states_are_built_for_what_can_be_chosen_only():
-    config = AdaptiveConfig.from_dict({"policy": "talon", "shape": {"range": "paper"}}).on("cuda")
+    config = AdaptiveConfig.from_dict({"policy": "talon", "shape": {"range": "paper"}})
     chosen = (LOW, TreeShape(4, 4, 5), TreeShape(5, 3, 6), TreeShape(6, 2, 7), HIGH)
     assert selectable_shapes(config, LOW) == chosen
     assert selectable_shapes(config, TreeShape(3, 1, 4)) == (*chosen, TreeShape(3, 1, 4))

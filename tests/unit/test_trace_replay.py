@@ -31,7 +31,7 @@ costs = st.fixed_dictionaries({shape: st.floats(1, 100) for shape in SHAPES})
 
 
 def policy(name: str, shape=CHAINS) -> ShapePolicy:
-    config = AdaptiveConfig.from_dict({"policy": name, "shape": shape}).on("cpu")
+    config = AdaptiveConfig.from_dict({"policy": name, "shape": shape})
     return make_policy(config, resolve_start(config, None))
 
 
