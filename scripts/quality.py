@@ -27,7 +27,7 @@ from transformers import AutoTokenizer
 
 from adaptivespec.bench.run import set_state
 from adaptivespec.command_line import run_main
-from adaptivespec.config import AdaptiveConfig
+from adaptivespec.config import AdaptiveConfig, MarginConfig
 from adaptivespec.errors import AdaptiveSpecError
 from adaptivespec.launch import Server, named_failure, speculation_args
 from adaptivespec.prompt_files import add_arguments, chat_token_ids, fill_in_pair
@@ -233,12 +233,11 @@ def _print_table(summary: dict[str, dict[str, Any]]) -> None:
 
 def _kappa(text: str) -> float:
     try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"found {text}; expected a number above 0, at most 1; fix: correct it")
-    return value
+        MarginConfig(kappa=float(text))  # as the server checks it
+    except ValueError as error:
+        wanted = "a number above 0, at most 1"
+        raise argparse.ArgumentTypeError(f"found {text}; expected {wanted}; fix: correct it") from error
+    return float(text)
 
 
 def _parse_args() -> Any:
