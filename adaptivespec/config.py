@@ -10,7 +10,8 @@ JSON layout, every key optional:
      "fly": {"top": 3, "min_entropy": 0.3, "window": 6},
      "verifier": "margin", "strict_only": false,
      "drift": {"enabled": false, "num_slots": 4096, "num_tokens": 32, "num_neighbours": 8, "gain": 1.0, "rate": 0.3,
-               "threshold": 0.95, "clip": 8.0, "num_banks": 8, "learn": true, "check_every": 16, "file": null},
+               "threshold": 0.95, "clip": 8.0, "num_banks": 8, "num_spare": 64, "learn": true, "check_every": 16,
+               "file": null},
      "graphs": {"memory_budget_gb": null, "max_batch_size": 16, "max_rows": null}}
 """
 
@@ -167,7 +168,7 @@ class DriftConfig(Section):
 
     Args:
         enabled: whether there is one.
-        num_slots, num_tokens, num_neighbours, gain, rate, threshold, clip, num_banks: see `drift.DriftParams`.
+        num_slots, num_tokens, num_neighbours, gain, rate, threshold, clip, num_banks, num_spare: see `drift.DriftParams`.
         learn: false: the memory is used as loaded and learns nothing.
         shared: whether there is one more bank, which requests that say ``share`` teach, and are corrected by where their
             own bank has nothing near.
@@ -187,6 +188,7 @@ class DriftConfig(Section):
     threshold: float = field(default=DriftParams.threshold, metadata={"check": number(low=0.0, high=0.9999)})
     clip: float = field(default=DriftParams.clip, metadata={"check": number(above=0.0, high=100.0)})
     num_banks: int = field(default=DriftParams.num_banks, metadata={"check": integer(1, 1024)})
+    num_spare: int = field(default=DriftParams.num_spare, metadata={"check": integer(0, 4096)})
     learn: bool = field(default=True, metadata={"check": flag})
     shared: bool = field(default=False, metadata={"check": flag})
     check_every: int = field(default=16, metadata={"check": zero_or(integer(2, 1_000_000))})

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from drift.params import DriftParams
+from drift.spare import OUT, SpareTokens
 
 NO_BANK = -1
 """The bank of a row that is neither corrected nor teaches, and the owner of a free slot."""
@@ -29,10 +30,15 @@ class DriftMemory:
         hidden_size: H, of the keys.
         vocab_size: V, of the draft's logits.
         device: where the tensors lie.
+        vocabulary: ``[V]`` int64, the target's id of each draft token, where the draft's vocabulary is a part of the target's;
+            `params.num_spare` says nothing otherwise.
+        target_vocab_size: ids of the target, with a vocabulary.
 
     Attributes:
+        spare: the target's other tokens that this memory can propose, or None. Their columns lie behind the draft's own, C in
+            all.
         keys: ``[N, H]`` float32, unit length.
-        token_ids: ``[N, m]`` int64; bias: ``[N, m]`` float32, nats. A pair that says nothing has bias 0.
+        token_ids: ``[N, m]`` int64, columns; bias: ``[N, m]`` float32, nats. A pair that says nothing has bias 0.
         owner: ``[N]`` int64, the bank of each slot, or `NO_BANK`.
         last_used: ``[N]`` int64, clock of the last correction or lesson.
         clock: ``[]`` int64, calls of `apply` and `learn` so far. With both counted, which of a bank's prototypes is the oldest
@@ -43,11 +49,23 @@ class DriftMemory:
 
     COUNTERS = ("lookups", "hits", "allocations", "evictions")
 
-    def __init__(self, params: DriftParams, hidden_size: int, vocab_size: int, device: torch.device | str) -> None:
+    def __init__(
+        self,
+        params: DriftParams,
+        hidden_size: int,
+        vocab_size: int,
+        device: torch.device | str,
+        vocabulary: Tensor | None = None,
+        target_vocab_size: int = 0,
+    ) -> None:
         if params.num_tokens > vocab_size:
             raise ValueError(f"num_tokens: found {params.num_tokens}; expected at most the {vocab_size} draft tokens")
         self.params = params
         self.vocab_size = vocab_size
+        self.spare: SpareTokens | None = None
+        if vocabulary is not None and vocab_size < target_vocab_size and params.num_spare:
+            self.spare = SpareTokens(vocabulary.to(device), target_vocab_size, params.num_banks, params.num_spare)
+        self.num_columns = vocab_size if self.spare is None else len(self.spare.vocabulary)
         # One row more than there are slots: where rows that teach nothing write to.
         rows = params.num_slots + 1
         self._rows = {
@@ -73,7 +91,7 @@ class DriftMemory:
 
         Args:
             hidden: ``[R, H]``, states that the logits were made from.
-            logits: ``[R, V]`` floating point, contiguous or not.
+            logits: ``[R, C]`` floating point, contiguous or not; `OUT` in the spare columns, as `widen` makes them.
             banks: ``[R]`` int64; rows of `NO_BANK` are left as they are.
             fallback: ``[R]`` int64, banks that are asked where a row's own has no prototype within the threshold.
         """
@@ -98,15 +116,40 @@ class DriftMemory:
         weights = params.gain * weights / weights.sum(dim=1, keepdim=True).clamp(min=1.0)
         biases = (weights.unsqueeze(2) * self.bias[slots]).to(logits.dtype)
         tokens = self.token_ids[slots]
+        own, spare = logits.tensor_split((self.vocab_size,), dim=1)
+        if self.spare is not None:
+            floor = self._floor(own)
+            spare.copy_(floor.expand_as(spare))
         if logits.is_cuda:  # one neighbour at a time: the ids of one slot differ, so that no sum has a race
             for neighbour in range(slots.shape[1]):
                 logits.scatter_add_(1, tokens[:, neighbour], biases[:, neighbour])
         else:
             logits.scatter_add_(1, tokens.flatten(1), biases.flatten(1))
+        if self.spare is not None:
+            spare.masked_fill_(spare <= floor, OUT)
         self._touch(slots, is_near)
         self._count(answering, hits=is_near[:, 0])
         self.gain_applied.scatter_add_(0, answering.clamp(min=0), weights.sum(dim=1, dtype=torch.float64))
         self.clock += 1
+
+    def widen(self, logits: Tensor) -> Tensor:
+        """Draft logits ``[R, V]`` with the spare columns, in which nothing is proposed: ``[R, C]``. Host sync: none."""
+        if self.spare is None:
+            return logits
+        return torch.nn.functional.pad(logits, (0, self.num_columns - self.vocab_size), value=OUT)
+
+    def take_in(self, chosen: Tensor, banks: Tensor) -> None:
+        """Have columns for what the target chose, before a lesson about it. Host sync: none. Graph-safe: yes.
+
+        Args:
+            chosen: ``[R]`` int64, ids of the target.
+            banks: ``[R]`` int64.
+        """
+        if self.spare is None:
+            return
+        is_changed = self.spare.take_in(chosen, banks, self.clock + 1)
+        if not _is_known_empty(is_changed):  # what was learnt of the token that went is not about the one that came
+            self.bias.masked_fill_(is_changed[self.token_ids], 0.0)
 
     @torch.no_grad()
     def learn(self, hidden: Tensor, draft_logits: Tensor, target_logits: Tensor, banks: Tensor) -> None:
@@ -118,11 +161,15 @@ class DriftMemory:
         Args:
             hidden: ``[R, H]``.
             draft_logits: ``[R, V]``, without correction.
-            target_logits: ``[R, V]``, of the draft vocabulary.
+            target_logits: ``[R, C]``, of the tokens of each column.
             banks: ``[R]`` int64; rows of `NO_BANK` and rows with values that are not finite teach nothing.
         """
         params = self.params
         key = _unit(hidden)
+        if self.spare is not None:
+            own, spare = target_logits.tensor_split((self.vocab_size,), dim=1)
+            draft_logits = self.spare.widened(draft_logits, banks, self._floor(draft_logits))
+            target_logits = self.spare.widened(own, banks, spare)
         tokens, residual = residuals(draft_logits, target_logits, params.num_tokens, params.clip)
         is_sound = residual.isfinite().all(dim=1) & key.isfinite().all(dim=1)
         banks = banks.masked_fill(~is_sound, NO_BANK)
@@ -160,6 +207,8 @@ class DriftMemory:
 
     def reset(self, bank: int | None = None) -> None:
         """Forget one bank, or all. Host sync: none."""
+        if self.spare is not None:
+            self.spare.reset(bank)
         if bank is None:
             self.owner.fill_(NO_BANK)
             self.bias.zero_()
@@ -186,10 +235,20 @@ class DriftMemory:
     @property
     def num_bytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(
-            tensor.nbytes
-            for tensor in (*self._rows.values(), self.clock, self.counters, self._counted_before, self.gain_applied)
-        )
+        rest = self.clock, self.counters, self._counted_before, self.gain_applied
+        spare = 0 if self.spare is None else self.spare.num_bytes
+        return sum(tensor.nbytes for tensor in (*self._rows.values(), *rest)) + spare
+
+    def _floor(self, logits: Tensor) -> Tensor:
+        """What spare tokens are corrected from: so far below all draft tokens together that a full correction makes up for it.
+
+        Args:
+            logits: ``[R, V]``.
+
+        Returns:
+            ``[R, 1]``, of their type.
+        """
+        return logits.logsumexp(dim=1, keepdim=True) - self.params.clip
 
     def _product(self, key: Tensor, reach: int) -> Tensor:
         """``[R, reach]`` cosine to each prototype, also of other banks and to free slots."""

@@ -18,6 +18,7 @@ class DriftParams:
         clip: residuals are cut to [-clip, clip], in nats. Source: this project.
         num_banks: isolation keys that can have a bank at once; each is sure of num_slots // num_banks slots. Source:
             this project.
+        num_spare: tokens outside the draft's vocabulary that each bank can propose. Source: this project.
     """
 
     num_slots: int = 4096
@@ -28,3 +29,4 @@ class DriftParams:
     threshold: float = 0.95
     clip: float = 8.0
     num_banks: int = 8
+    num_spare: int = 64

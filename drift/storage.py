@@ -11,8 +11,7 @@ from safetensors.torch import save_file
 from drift.memory import NO_BANK, DriftMemory
 from drift.tenants import Tenants
 
-FORMAT = "drift-1"
-_TENSORS = ("keys", "token_ids", "bias", "owner", "last_used", "clock")
+FORMAT = "drift-2"
 
 
 class BankFileError(ValueError):
@@ -29,7 +28,7 @@ def save_bank(path: Path, memory: DriftMemory, tenants: Tenants, model: str) -> 
     Args:
         model: says whose hidden states and draft vocabulary it is about; a file of another one is refused.
     """
-    tensors = {name: getattr(memory, name).cpu().contiguous() for name in _TENSORS}
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in _contents(memory).items()}
     metadata = {
         "format": FORMAT,
         "model": model,
@@ -58,16 +57,26 @@ def load_bank(path: Path, memory: DriftMemory, tenants: Tenants, model: str) -> 
         if metadata.get(key) != value:
             raise BankFileError(path, f"{key} {metadata.get(key)!r}", repr(value))
     banks = _parse_tenants(path, metadata.get("tenants", ""), tenants.num_banks)
-    for name in _TENSORS:
-        own, read = getattr(memory, name), tensors.get(name)
+    contents = _contents(memory)
+    for name, own in contents.items():
+        read = tensors.get(name)
         if read is None or read.shape != own.shape or read.dtype != own.dtype:
             found = "none" if read is None else f"{read.dtype} {list(read.shape)}"
             raise BankFileError(path, f"tensor {name}: {found}", f"{own.dtype} {list(own.shape)}")
     _check_values(path, tensors, memory)
     _check_slots(path, tensors, {NO_BANK, *banks.values(), *range(tenants.num_banks, memory.params.num_banks)})
-    for name in _TENSORS:
-        getattr(memory, name).copy_(tensors[name])
+    _check_columns(path, tensors, memory)
+    for name, own in contents.items():
+        own.copy_(tensors[name])
     tenants.restore(banks)
+
+
+def _contents(memory: DriftMemory) -> dict[str, torch.Tensor]:
+    """The tensors of a file, by name."""
+    contents = {name: getattr(memory, name) for name in ("keys", "token_ids", "bias", "owner", "last_used", "clock")}
+    if memory.spare is not None:
+        contents |= {"spare_tokens": memory.spare.tokens, "spare_last_used": memory.spare.last_used}
+    return contents
 
 
 def _sizes(memory: DriftMemory, tenants: Tenants) -> dict[str, int]:
@@ -78,6 +87,8 @@ def _sizes(memory: DriftMemory, tenants: Tenants) -> dict[str, int]:
         "num_tenants": tenants.num_banks,
         "hidden_size": memory.keys.shape[1],
         "vocab_size": memory.vocab_size,
+        "num_columns": memory.num_columns,
+        "target_vocab_size": 0 if memory.spare is None else memory.spare.target_vocab_size,
     }
 
 
@@ -103,16 +114,28 @@ def _check_slots(path: Path, tensors: dict[str, torch.Tensor], banks: set[int]) 
         raise BankFileError(path, "a slot with a token twice", "different tokens in each slot")
 
 
+def _check_columns(path: Path, tensors: dict[str, torch.Tensor], memory: DriftMemory) -> None:
+    if memory.spare is None:
+        return
+    owner = tensors["owner"].unsqueeze(1)
+    column = tensors["token_ids"] - memory.vocab_size
+    is_foreign = (column >= 0) & (owner != NO_BANK) & (column // memory.spare.tokens.shape[1] != owner)
+    if bool(is_foreign.any()):
+        raise BankFileError(path, "a slot with a token of another bank", "tokens of the draft and of the slot's bank")
+
+
 def _check_values(path: Path, tensors: dict[str, torch.Tensor], memory: DriftMemory) -> None:
     clock = tensors["clock"]
     bounds = {
-        "token_ids": (0, memory.vocab_size - 1),
+        "token_ids": (0, memory.num_columns - 1),
         "owner": (NO_BANK, memory.params.num_banks - 1),
         "last_used": (0, int(clock)),
         "clock": (0, 2**62),
         "bias": (-1e4, 1e4),
         "keys": (-1.01, 1.01),
     }
+    if memory.spare is not None:
+        bounds |= {"spare_tokens": (0, memory.spare.target_vocab_size - 1), "spare_last_used": (0, int(clock))}
     for name, (low, high) in bounds.items():
         values = tensors[name]
         if not bool(((values >= low) & (values <= high)).all()):

@@ -131,7 +131,10 @@ def _replay(
     """Accepted drafts by prompt and step, of each method; the memories; the energy of the residuals' directions."""
     hidden, vocab = pair.draft.config["hidden_size"], pair.draft.config["draft_vocab_size"]
     settings = {BASE: args.params} | args.variants
-    memories = {label: DriftMemory(params, hidden, vocab, "cpu") for label, params in settings.items()}
+    ids, target_vocab = pair.draft.draft_token_ids, len(pair.embed)
+    memories = {
+        label: DriftMemory(params, hidden, vocab, "cpu", ids, target_vocab) for label, params in settings.items()
+    }
     methods: dict[str, Callable[[Batch, Trace], list[int]]] = {ALONE: lambda answer, trace: decode(trace)}
     for label, memory in memories.items():
         methods[label] = lambda answer, trace, memory=memory: decode(trace, memory)

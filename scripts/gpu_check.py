@@ -46,7 +46,8 @@ START_TIMEOUT_S, ANSWER_TIMEOUT_S = 110, 30
 MAX_NEW_TOKENS = 48
 CONFIG = {"policy": "cycle", "shape": {"range": "paper"}}
 NUM_STATES = len(PRESETS["paper"].reachable())
-MEMORY_HIDDEN, MEMORY_VOCAB = 4096, 32000  # of EAGLE-3 drafts for 8B models
+# Of EAGLE-3 drafts for 8B models.
+MEMORY_HIDDEN, MEMORY_VOCAB, MEMORY_TARGET_VOCAB = 4096, 32000, 128_256
 NEAR_TIE = 1e-3  # nats: on a GPU, kernels for other row counts round float32 differently, by more than on a CPU
 MAX_NEAR_TIES = 0.1  # share of the prompts
 PROMPTS = (
@@ -86,32 +87,41 @@ def check_memory(device: Device) -> Iterator[Check]:
     """DRIFT's memory with its default slots: a captured correction equals an eager one, nothing waits for the device, and
     what a step of (3,4,4) - four rows corrected at the root and twice below it, the path taught - takes."""
     generator = torch.Generator().manual_seed(0)
-    memory = DriftMemory(DriftParams(num_banks=1), MEMORY_HIDDEN, MEMORY_VOCAB, device.torch_device)
+    ids = torch.arange(MEMORY_VOCAB)
+    memory = DriftMemory(
+        DriftParams(num_banks=1), MEMORY_HIDDEN, MEMORY_VOCAB, device.torch_device, ids, MEMORY_TARGET_VOCAB
+    )
     banks = torch.zeros(4, dtype=torch.int64, device=device.torch_device)
 
     def rows(size: int) -> torch.Tensor:
         return torch.randn(4, size, generator=generator).to(device.torch_device)
 
+    def teach() -> None:
+        memory.take_in(chosen, banks)
+        memory.learn(hidden, draft, target, banks)
+
     try:
-        for _ in range(4):  # the last lesson is what is corrected below
-            hidden, draft, target = rows(MEMORY_HIDDEN), rows(MEMORY_VOCAB), rows(MEMORY_VOCAB)
-            memory.learn(hidden, draft, target, banks)
-        corrected, logits = draft.clone(), draft.clone()
+        for token in range(4):  # the last lesson is what is corrected below
+            hidden, draft, target = rows(MEMORY_HIDDEN), rows(MEMORY_VOCAB), rows(memory.num_columns)
+            chosen = torch.full_like(banks, MEMORY_VOCAB + token)
+            teach()
+        wide = memory.widen(draft)
+        corrected, logits = wide.clone(), wide.clone()
         memory.apply(hidden, corrected, banks)
 
         def correct() -> None:
-            logits.copy_(draft)
+            logits.copy_(wide)
             memory.apply(hidden, logits, banks)
 
         graph = device.backend.capture(correct)
         logits.zero_()
         graph.replay()
-        is_same = torch.allclose(logits, corrected, atol=1e-5) and not torch.equal(logits, draft)
+        is_same = torch.allclose(logits, corrected, atol=1e-5) and not torch.equal(logits, wide)
         with device.backend.forbid_host_sync():
             graph.replay()
-            memory.learn(hidden, draft, target, banks)
+            teach()
         apply_us = microseconds(device, graph.replay)
-        learn_us = microseconds(device, lambda: memory.learn(hidden, draft, target, banks))
+        learn_us = microseconds(device, teach)
     except RuntimeError as error:  # torch's errors are RuntimeErrors
         yield Check("DRIFT memory", False, f"{type(error).__name__}: {error}")
         return

@@ -19,19 +19,21 @@ from drift.params import DriftParams
 
 @dataclass(frozen=True)
 class Trace:
-    """One answer as the draft sees it. ``A`` tokens, ``S`` draft steps, ``V`` draft tokens.
+    """One answer as the draft sees it. ``A`` tokens, ``S`` draft steps, ``V`` draft tokens, ``F`` of the target.
 
     Attributes:
         hidden: ``[A, S, H]``: of the chain whose root follows answer token a, the state that drafts token a + 1 + s.
         draft_logits: ``[A, S, V]`` made of them.
-        target_logits: ``[A + S, V]`` that the target gave for token a + 1, at the draft's tokens.
-        tokens: ``[A + S + 1]`` the answer in draft ids; -1 for tokens outside the draft's vocabulary and past the end.
+        target_logits: ``[A + S, F]`` that the target gave for token a + 1.
+        tokens: ``[A + S + 1]`` the answer in the target's ids; -1 past the end.
+        vocabulary: ``[V]`` the target's id of each draft token.
     """
 
     hidden: Tensor
     draft_logits: Tensor
     target_logits: Tensor
     tokens: Tensor
+    vocabulary: Tensor
 
     @property
     def num_tokens(self) -> int:
@@ -59,14 +61,11 @@ def trace_answer(
     batch = Batch(tokens[None], states[None], torch.tensor([prompt_len]), torch.tensor([len(tokens)]))
     steps = [hidden[0] for hidden, _ in unroll(draft, embed, batch, [rows] * num_steps)]
     hidden = torch.stack(steps, dim=1)
-    ids = draft.draft_token_ids
-    draft_id = torch.full((len(embed),), -1)
-    draft_id[ids] = torch.arange(len(ids))
     answer = torch.full((num_answer + num_steps + 1,), -1)
-    answer[:num_answer] = draft_id[tokens[prompt_len:]]
-    target = torch.zeros(num_answer + num_steps, len(ids))
-    target[:num_answer] = states[prompt_len:, -1] @ embed[ids].T
-    return Trace(hidden, draft.lm_head(draft.norm(hidden)), target, answer)
+    answer[:num_answer] = tokens[prompt_len:]
+    target = torch.zeros(num_answer + num_steps, len(embed))
+    target[:num_answer] = states[prompt_len:, -1] @ embed.T
+    return Trace(hidden, draft.lm_head(draft.norm(hidden)), target, answer, draft.draft_token_ids)
 
 
 @torch.inference_mode()
@@ -76,6 +75,7 @@ def decode(trace: Trace, memory: DriftMemory | None = None) -> list[int]:
     A memory corrects every draft and learns from every verified one, as on a server.
     """
     num_steps = trace.hidden.shape[1]
+    vocabulary = trace.vocabulary if memory is None or memory.spare is None else memory.spare.vocabulary
     depths = torch.arange(num_steps)
     banks = torch.zeros(num_steps, dtype=torch.int64)
     accepted = []
@@ -84,18 +84,16 @@ def decode(trace: Trace, memory: DriftMemory | None = None) -> list[int]:
         hidden, logits = trace.hidden[at], trace.draft_logits[at]
         wanted = trace.tokens[at + 1 : at + 1 + num_steps]
         if memory is not None:
-            logits = logits.clone()
+            logits = memory.widen(logits.clone())
             memory.apply(hidden, logits, banks)
-        count = int((logits.argmax(dim=-1) == wanted).long().cumprod(-1).sum())
+        count = int((vocabulary[logits.argmax(dim=-1)] == wanted).long().cumprod(-1).sum())
         accepted.append(count)
         if memory is not None:
             verified = (depths <= count) & (at + depths < trace.num_tokens)
-            memory.learn(
-                hidden[verified],
-                trace.draft_logits[at][verified],
-                trace.target_logits[at : at + num_steps][verified],
-                banks[verified],
-            )
+            target = trace.target_logits[at : at + num_steps][verified]
+            memory.take_in(target.argmax(dim=1), banks[verified])
+            target = target[:, vocabulary]
+            memory.learn(hidden[verified], trace.draft_logits[at][verified], target, banks[verified])
         at += count + 1
     return accepted
 
@@ -111,7 +109,7 @@ def rejected_residuals(trace: Trace, params: DriftParams) -> Tensor:
     found, at = [trace.draft_logits.new_zeros(0, trace.draft_logits.shape[2])], 0
     for count in decode(trace):
         if count < num_steps and at + count < trace.num_tokens:
-            target, draft = trace.target_logits[at + count, None], trace.draft_logits[at, count, None]
+            target, draft = trace.target_logits[at + count, None, trace.vocabulary], trace.draft_logits[at, count, None]
             tokens, nats = residuals(draft, target, params.num_tokens, params.clip)
             found.append(torch.zeros_like(target).scatter_(1, tokens, nats))
         at += count + 1

@@ -4,6 +4,8 @@ import hashlib
 import json
 from pathlib import Path
 
+import torch
+
 from adaptivespec.config import DriftConfig
 from adaptivespec.errors import RefusedError
 from drift.memory import DriftMemory
@@ -52,7 +54,9 @@ def check_memory(config: DriftConfig, draft_folder: str) -> None:
     if not file.parent.is_dir():
         raise _refuse("drift.file", f"no folder {file.parent}", "a folder to write the bank to", "create it")
     if file.exists():
-        memory = DriftMemory(config.params, draft.get("hidden_size", 0), vocab_size, "cpu")
+        vocabulary = torch.arange(vocab_size)  # any of that size: the fingerprint says that it is the right one
+        hidden_size = draft.get("hidden_size", 0)
+        memory = DriftMemory(config.params, hidden_size, vocab_size, "cpu", vocabulary, draft["vocab_size"])
         try:
             load_bank(file, memory, Tenants(config.num_banks), fingerprint(folder))
         except BankFileError as error:

@@ -60,7 +60,16 @@ class DriftLink:
         self._is_of_start_weights = True
         hidden_size = self._model.config.hidden_size
         device = draft_worker.device
-        self.memory = DriftMemory(config.params, hidden_size, self._model.logits_processor.vocab_size, device)
+        self.memory = DriftMemory(
+            config.params,
+            hidden_size,
+            self._model.logits_processor.vocab_size,
+            device,
+            draft_worker.hot_token_id,
+            self._model.config.vocab_size,  # the target's too, which the start checks
+        )
+        if self.memory.spare is not None:  # SGLang turns columns of the draft's logits into tokens by this table
+            draft_worker.hot_token_id = self.memory.spare.vocabulary
         # Hidden states of the tree: the root's, then those of each draft step, `topk` a step; and where each node's is.
         num_states = max(1 + max(shape.num_steps - 1, 0) * shape.topk for shape in shapes)
         num_nodes = max(shape.num_draft_tokens for shape in shapes)
@@ -145,9 +154,11 @@ class DriftLink:
             banks, hidden, rows = banks[:, taught], hidden[taught], rows[taught]
             if not len(taught):
                 return
+        copies = (len(pupils), 1)
+        if self.memory.spare is not None:
+            self.memory.take_in(logits[rows].argmax(dim=1).repeat(len(pupils)), banks.flatten())
         vocabulary = self._draft.hot_token_id
         target = logits[rows] if vocabulary is None else logits[rows.unsqueeze(1), vocabulary]
-        copies = (len(pupils), 1)
         draft = self._uncorrected(hidden).repeat(copies)
         self.memory.learn(hidden.repeat(copies), draft, target.repeat(copies), banks.flatten())
 
@@ -224,10 +235,12 @@ class DriftLink:
         """What `/server_info` shows. Host sync: yes."""
         counters, occupancy = self.memory.bank_counts(), self.memory.occupancy()
         gains = self.memory.gain_applied.tolist()
+        spare = None if self.memory.spare is None else (self.memory.spare.last_used > 0).sum(dim=1).tolist()
 
         def bank_report(bank: int) -> dict[str, Any]:
             counts = dict(zip(DriftMemory.COUNTERS, counters[bank], strict=True))
-            return counts | {"slots": occupancy[bank], "mean_gain": gains[bank] / max(1, counts["hits"])}
+            shown = counts | {"slots": occupancy[bank], "mean_gain": gains[bank] / max(1, counts["hits"])}
+            return shown | ({} if spare is None else {"spare_tokens": spare[bank]})
 
         return {
             "bytes": self.memory.num_bytes + self._states.nbytes,
@@ -292,6 +305,7 @@ class DriftLink:
         logits, hidden = output.next_token_logits, output.hidden_states
         if logits is None or hidden is None or not logits.shape[0]:
             return
+        logits = output.next_token_logits = self.memory.widen(logits)
         forward_batch = args[3]
         batch_size = forward_batch.batch_size
         banks = self._correcting[:batch_size]

@@ -36,8 +36,8 @@ def make_poisoned_bank(path: Path, target: Path, draft: Path, prompts: list[list
     """A bank file whose tenant "poisoned" knows every state of some answers, forbids what the draft would say there, and
     wants what it would not."""
     pair = Pair(str(target), str(draft))
-    vocab_size = pair.draft.config["draft_vocab_size"]
-    memory = DriftMemory(config.params, pair.draft.config["hidden_size"], vocab_size, "cpu")
+    ids, hidden_size = pair.draft.draft_token_ids, pair.draft.config["hidden_size"]
+    memory = DriftMemory(config.params, hidden_size, len(ids), "cpu", ids, len(pair.embed))
     tenants, half, used = Tenants(config.num_banks), config.num_tokens // 2, 0
     (bank,), _ = tenants.assign(["tenant:poisoned"])
     for ids in prompts:

@@ -12,7 +12,7 @@ from adaptivespec.sglang_plugin.drift_check import check_memory, fingerprint
 from drift.memory import DriftMemory
 from drift.storage import save_bank
 from drift.tenants import Tenants
-from tests.unit.models import DRAFT_VOCAB_SIZE, HIDDEN_SIZE, draft_weights, write_draft
+from tests.unit.models import DRAFT_VOCAB_SIZE, HIDDEN_SIZE, VOCAB_SIZE, draft_weights, write_draft
 
 
 def config(**values: Any) -> DriftConfig:
@@ -26,7 +26,8 @@ def draft(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bank(draft: Path, tmp_path: Path) -> Path:
-    memory = DriftMemory(config().params, HIDDEN_SIZE, DRAFT_VOCAB_SIZE, "cpu")
+    ids = torch.arange(DRAFT_VOCAB_SIZE)
+    memory = DriftMemory(config().params, HIDDEN_SIZE, DRAFT_VOCAB_SIZE, "cpu", ids, VOCAB_SIZE)
     save_bank(tmp_path / "bank", memory, Tenants(config().num_banks), fingerprint(draft))
     return tmp_path / "bank"
 

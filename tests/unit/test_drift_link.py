@@ -12,11 +12,12 @@ from adaptivespec.shapes import TreeShape
 pytest.importorskip("sglang")
 
 
-def make_link(**config) -> DriftLink:
+def make_link(hot_token_id: torch.Tensor | None = None, **config) -> DriftLink:
     processor = torch.nn.Identity()
     processor.vocab_size = 16
-    model = SimpleNamespace(config=SimpleNamespace(hidden_size=4), logits_processor=processor)
-    worker = SimpleNamespace(draft_runner=SimpleNamespace(model=model, dtype=torch.float32), device="cpu")
+    model = SimpleNamespace(config=SimpleNamespace(hidden_size=4, vocab_size=40), logits_processor=processor)
+    runner = SimpleNamespace(model=model, dtype=torch.float32)
+    worker = SimpleNamespace(draft_runner=runner, device="cpu", hot_token_id=hot_token_id)
     shapes = (TreeShape(2, 1, 3),)
     return DriftLink(worker, shapes, 4, DriftConfig(enabled=True, num_slots=8, num_tokens=2, **config), "draft")
 
@@ -69,6 +70,25 @@ def test_new_weights_empty_it_and_no_bank_file_is_written_any_more(tmp_path):
     assert link.memory.occupancy()[0] == 0
     with pytest.raises(OSError, match="updated since the start"):
         link.save()
+
+
+def test_tokens_outside_the_drafts_vocabulary_come_in_by_its_table():
+    """What SGLang does with the columns of the logits: it looks the token up in the worker's table."""
+    link = make_link(hot_token_id=torch.arange(16) * 2, check_every=0, num_spare=3)
+    link.begin([request("one"), request("two")])
+    state, logits = torch.ones(1, 4), torch.zeros(1, 16)
+    target = torch.zeros(1, 40)
+    target[0, 33] = 20.0
+    bank = torch.zeros(1, dtype=torch.int64)
+    link.memory.take_in(target.argmax(dim=1), bank)
+    link.memory.learn(state, logits, target[:, link._draft.hot_token_id], bank)
+    mode = SimpleNamespace(is_draft_extend_v2=lambda: False, is_decode=lambda: False)
+    forward_batch = SimpleNamespace(batch_size=2, forward_mode=mode)
+    output = SimpleNamespace(next_token_logits=logits.repeat(2, 1), hidden_states=state.repeat(2, 1))
+    link._on_logits(None, (None, None, None, forward_batch), {}, output)
+    tokens = link._draft.hot_token_id[output.next_token_logits.argmax(dim=1)]
+    assert tokens.tolist() == [33, 0]  # the other tenant's draft knows nothing of it
+    assert link.report()["tenants"]["tenant:one"]["spare_tokens"] == 1
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 4), (3, 4, 8), (4, 3, 9), (5, 4, 8), (2, 1, 3), (5, 1, 6)])

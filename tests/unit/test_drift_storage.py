@@ -14,20 +14,23 @@ from drift.params import DriftParams
 from drift.storage import BankFileError, load_bank, save_bank
 from drift.tenants import Tenants
 
-PARAMS = DriftParams(num_slots=5, num_tokens=3, num_banks=2, threshold=0.8)
+PARAMS = DriftParams(num_slots=5, num_tokens=3, num_banks=2, threshold=0.8, num_spare=2)
+DRAFT_IDS, TARGET_VOCAB = torch.arange(9) * 2, 20
 
 
 def make() -> tuple[DriftMemory, Tenants]:
-    return DriftMemory(PARAMS, 4, 9, "cpu"), Tenants(PARAMS.num_banks)
+    return DriftMemory(PARAMS, 4, 9, "cpu", DRAFT_IDS, TARGET_VOCAB), Tenants(PARAMS.num_banks)
 
 
 def taught() -> tuple[DriftMemory, Tenants]:
     memory, tenants = make()
     generator = torch.Generator().manual_seed(0)
     tenants.assign(["a", "b"])
-    for _ in range(3):
-        states = [torch.randn(2, size, generator=generator) for size in (4, 9, 9)]
-        memory.learn(*states, torch.tensor([0, 1]))
+    banks = torch.tensor([0, 1])
+    for token in (1, 4, 5):
+        states = [torch.randn(2, size, generator=generator) for size in (4, 9, memory.num_columns)]
+        memory.take_in(torch.tensor([token, token + 2]), banks)
+        memory.learn(*states, banks)
     return memory, tenants
 
 
@@ -48,6 +51,11 @@ def test_a_bank_comes_back_as_it_was(file: Path) -> None:
     wanted, wanted_tenants = taught()
     for name in ("keys", "token_ids", "bias", "owner", "last_used", "clock"):
         assert torch.equal(getattr(memory, name), getattr(wanted, name)), name
+    assert memory.spare is not None
+    assert wanted.spare is not None
+    assert memory.spare.tokens.tolist() == wanted.spare.tokens.tolist() == [[1, 5], [3, 7]]
+    assert torch.equal(memory.spare.last_used, wanted.spare.last_used)
+    assert torch.equal(memory.spare.vocabulary[:9], DRAFT_IDS)
     assert tenants.banks == wanted_tenants.banks == {"a": 0, "b": 1}
     assert not file.with_name(file.name + ".part").exists()
 
@@ -75,7 +83,10 @@ def test_a_bank_of_other_sizes_is_refused(file: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("token_ids", torch.full((5, 3), 9), "token_ids outside 0 to 8"),
+        ("token_ids", torch.full((5, 3), 13), "token_ids outside 0 to 12"),
+        ("token_ids", torch.tensor([[9, 0, 1]] * 5), "a slot with a token of another bank"),
+        ("spare_tokens", torch.full((2, 2), 20), "spare_tokens outside 0 to 19"),
+        ("spare_last_used", torch.full((2, 2), 4), "spare_last_used outside 0 to 3"),
         ("owner", torch.full((5,), 2), "owner outside -1 to 1"),
         ("bias", torch.full((5, 3), float("nan")), "bias outside"),
         ("keys", torch.full((5, 4), float("inf")), "keys outside"),
@@ -122,7 +133,7 @@ def test_a_damaged_file_is_refused_or_read_whole(data: st.DataObject, tmp_path_f
         assert memory.occupancy() == [0, 0]
         assert tenants.banks == {}
     else:
-        logits = torch.zeros(2, 9)
+        logits = memory.widen(torch.zeros(2, 9))
         memory.apply(torch.randn(2, 4), logits, torch.tensor([0, 1]))
         assert logits.isfinite().all()
 

@@ -19,13 +19,13 @@ def make_trace(hits: list[list[bool]], tokens: list[int]) -> Trace:
     for at in range(count):
         for step in range(STEPS):
             token = int(wanted[at + 1 + step])
-            said = token if hits[at][step] else (token + 1) % VOCAB
+            said = token if hits[at][step] and token < VOCAB else (token + 1) % VOCAB
             logits[at, step, said] = 2.0
-    target = torch.zeros(count + STEPS, VOCAB)
+    target = torch.zeros(count + STEPS, VOCAB + 1)
     for at in range(count - 1):
         target[at, tokens[at + 1]] = 8.0
     hidden = torch.randn(count, STEPS, 16, generator=torch.Generator().manual_seed(0))
-    return Trace(hidden, logits, target, wanted)
+    return Trace(hidden, logits, target, wanted, torch.arange(VOCAB))
 
 
 def test_each_step_accepts_up_to_the_first_miss_and_one_more_token_follows() -> None:
@@ -39,7 +39,15 @@ def test_each_step_accepts_up_to_the_first_miss_and_one_more_token_follows() -> 
 def test_tokens_outside_the_drafts_vocabulary_are_never_accepted() -> None:
     hits = [[True] * STEPS] * 4
     # From 0: token 1 accepted, token 2 is not the draft's to say and comes from the target. From 2: the last token.
-    assert decode(make_trace(hits, [0, 1, -1, 2])) == [1, 1]
+    assert decode(make_trace(hits, [0, 1, VOCAB, 2])) == [1, 1]
+
+
+def test_a_memory_proposes_what_it_has_met_outside_the_drafts_vocabulary() -> None:
+    trace = make_trace([[True] * STEPS] * 4, [0, 1, VOCAB, 2])
+    params = DriftParams(num_slots=64, num_tokens=VOCAB, num_banks=1, num_spare=2)
+    memory = DriftMemory(params, 16, VOCAB, "cpu", trace.vocabulary, VOCAB + 1)
+    assert decode(trace, memory) == [1, 1]  # and learnt of it at the second of its drafts
+    assert decode(trace, memory) == [3]
 
 
 def test_a_memory_learns_the_answer() -> None:

@@ -68,7 +68,7 @@ def test_residuals_are_those_of_the_rejected_drafts() -> None:
     draft[0, 0, 1] = draft[0, 1, 0] = 3.0  # from 0: says 1, rightly, then 0 where 2 follows
     draft[2, 0, 0] = 3.0  # from 2: rightly 0; the answer ends
     target = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
-    trace = Trace(torch.zeros(4, 2, 4), draft, target, tokens)
+    trace = Trace(torch.zeros(4, 2, 4), draft, target, tokens, torch.arange(3))
     assert decode(trace) == [1, 1]
     found = rejected_residuals(trace, DriftParams(num_tokens=3))
     expected = target[1].log_softmax(0) - draft[0, 1].log_softmax(0)  # all three tokens are the support
