@@ -4,13 +4,13 @@ import argparse
 import json
 import random
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from adaptivespec.command_line import not_negative, positive
-from adaptivespec.errors import AdaptiveSpecError
+from adaptivespec.errors import AdaptiveSpecError, ConfigError
 
 _FIELDS = ("question", "problem", "prompt", "text", "turns")
 
@@ -61,17 +61,17 @@ class PromptFile:
                 expected=str(count),
                 fix="lower --num-prompts",
             )
-        return [row | {"text": self._prompt_of(row)} for row in chosen]
+        return [row | {"text": self._prompt_of(row, skip + number)} for number, row in enumerate(chosen, 1)]
 
-    def _prompt_of(self, row: Any) -> str:
-        """The first user turn of a row."""
+    def _prompt_of(self, row: Any, number: int) -> str:
+        """The first user turn of a row, whose number is for the error."""
         for name in _FIELDS if isinstance(row, dict) else ():
             value = row.get(name)
             turn = value[0] if isinstance(value, list) and value else value
             if isinstance(turn, str) and turn:
                 return turn
         raise PromptFileError(
-            where=str(self.path),
+            where=f"{self.path}, row {number}",
             found=reprlib.repr(row),
             expected=f"an object with a text, or a list of texts, as {', '.join(_FIELDS)}",
             fix="correct that row",
@@ -79,8 +79,7 @@ class PromptFile:
 
     def _read(self) -> list[dict[str, Any]]:
         try:
-            with self.path.open(encoding="utf-8") as lines:
-                rows = [json.loads(line) for line in lines]
+            lines = self.path.read_text(encoding="utf-8").split("\n")
         except OSError as error:
             raise PromptFileError(
                 where=str(self.path),
@@ -88,11 +87,63 @@ class PromptFile:
                 expected="a file of JSON lines",
                 fix=f"correct the path after {self.name}=",
             ) from error
-        except ValueError as error:  # of the decoder too
+        except UnicodeDecodeError as error:
             raise PromptFileError(
-                where=str(self.path), found=str(error), expected="a JSON object a line, UTF-8", fix="correct the file"
+                where=str(self.path), found=str(error), expected="a file of UTF-8", fix="correct the file"
             ) from error
+        rows = [self._parse(line, number) for number, line in enumerate(lines, 1) if line.strip()]
+        if not rows:
+            raise PromptFileError(
+                where=str(self.path), found="no rows", expected="a JSON object a line", fix="give another file"
+            )
         return rows
+
+    def _parse(self, line: str, number: int) -> Any:
+        try:
+            return json.loads(line)
+        except json.JSONDecodeError as error:
+            raise PromptFileError(
+                where=f"{self.path}, line {number}",
+                found=f"{reprlib.repr(line)} ({error.msg})",
+                expected="a JSON object a line",
+                fix="correct that line",
+            ) from error
+
+
+def rows_by_name(sources: Sequence[PromptFile], count: int, skip: int = 0) -> dict[str, list[dict[str, Any]]]:
+    """The rows of several sets.
+
+    Raises:
+        PromptFileError: two sets of one name, or see `PromptFile.rows`.
+    """
+    names = [source.name for source in sources]
+    if len(names) > len(set(names)):
+        raise PromptFileError(
+            where="--prompts", found=", ".join(names), expected="each name once", fix="give each file a name of its own"
+        )
+    return {source.name: source.rows(count, skip) for source in sources}
+
+
+def check_lengths(
+    sources: Sequence[PromptFile], ids: Mapping[str, list[list[int]]], skip: int, max_new_tokens: int, target: str
+) -> None:
+    """Refuse prompts that leave a target no room for their answers: a server would refuse each when its turn comes.
+
+    Raises:
+        PromptFileError: one is too long.
+    """
+    from transformers import AutoConfig
+
+    room = getattr(AutoConfig.from_pretrained(target).get_text_config(), "max_position_embeddings", None)
+    for source in sources:
+        for number, prompt in enumerate(ids[source.name], skip + 1):
+            if room is not None and len(prompt) + max_new_tokens > room:
+                raise PromptFileError(
+                    where=f"{source.path}, row {number}",
+                    found=f"{len(prompt)} tokens, with answers of {max_new_tokens}",
+                    expected=f"at most {room} together, the context of {target}",
+                    fix="leave that row out, or lower --max-new-tokens",
+                )
 
 
 def chat_text(tokenizer: Any, text: str) -> str:
@@ -129,9 +180,30 @@ def add_arguments(parser: argparse.ArgumentParser, *, rounds: bool = True) -> No
 
 
 def fill_in_pair(args: argparse.Namespace) -> None:
-    """The demo's target and draft, where the arguments name none. Fetches the target if need be."""
+    """The demo's target and draft, where the arguments name none. Fetches the target if need be.
+
+    Raises:
+        ConfigError: a folder without a model.
+    """
+    for option in ("target", "draft"):
+        _check_model(f"--{option}", getattr(args, option))
     if not (args.target and args.draft):
         from adaptivespec.demo.draft import draft_folder
         from adaptivespec.demo.target import prepare_target
 
         args.target, args.draft = args.target or prepare_target(), args.draft or draft_folder()
+
+
+def _check_model(option: str, value: str | None) -> None:
+    """Refuse a local path without a model; hub names and None pass."""
+    if value is None:
+        return
+    path = Path(value).expanduser()
+    is_hub_name = value.count("/") <= 1 and not value.startswith((".", "/", "~")) and not path.exists()
+    if not is_hub_name and not (path / "config.json").is_file():
+        raise ConfigError(
+            where=option,
+            found=f"no config.json in {value}",
+            expected="a model's folder or hub name",
+            fix="correct the path",
+        )

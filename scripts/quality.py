@@ -30,8 +30,9 @@ from adaptivespec.command_line import run_main
 from adaptivespec.config import AdaptiveConfig, MarginConfig
 from adaptivespec.errors import AdaptiveSpecError
 from adaptivespec.launch import Server, named_failure, speculation_args
-from adaptivespec.prompt_files import add_arguments, chat_token_ids, fill_in_pair
+from adaptivespec.prompt_files import add_arguments, chat_token_ids, fill_in_pair, rows_by_name
 from adaptivespec.provenance import provenance
+from adaptivespec.reports import write_whole
 from adaptivespec.sglang_plugin.admin import KAPPA_KEY, STRICT
 
 KAPPAS = (0.9, 0.7, 0.5, 0.3, 0.2, 0.1)
@@ -66,8 +67,9 @@ class Record:
 
 def main() -> int:
     args = _parse_args()
+    rows = rows_by_name(args.prompts, args.num_prompts, args.skip)
+    fill_in_pair(args)
     tokenizer = AutoTokenizer.from_pretrained(args.target)
-    rows = {source.name: source.rows(args.num_prompts, args.skip) for source in args.prompts}
     config = AdaptiveConfig.from_json_file(args.config)
     command = ["--dtype", args.dtype, "--sleep-on-idle", "--max-total-tokens", "20000"]
     command += speculation_args("ADAPTIVE", args.draft)
@@ -92,10 +94,11 @@ def main() -> int:
         "num_prompts": args.num_prompts,
         "max_new_tokens": args.max_new_tokens,
     }
-    args.out.write_text(json.dumps({"report": report, "records": [asdict(record) for record in records]}, indent=1))
-    args.out.with_suffix(".png").write_bytes(figure(report["all"]))
     _print_table(report["all"])
-    print(json.dumps(report | {"out": str(args.out)}))
+    print(json.dumps(report | {"out": str(args.out)}), flush=True)
+    write_whole(args.out, json.dumps(report, indent=1).encode())
+    names = ", ".join(source.path.name for source in args.prompts)
+    write_whole(args.out.with_suffix(".png"), figure(report["all"], f"{names}; {args.out.name}"))
     if problem is not None:
         raise problem
     return 0
@@ -134,6 +137,8 @@ def _measure(server: Server, tokenizer: Any, rows: dict[str, list[dict]], args: 
                         )
                         bar.update()
                     records += of_prompt
+                    with args.out.with_suffix(".jsonl").open("a", encoding="utf-8") as file:
+                        file.write("".join(json.dumps(asdict(record)) + "\n" for record in of_prompt))
 
 
 def _generate(server: Server, ids: list[int], max_new_tokens: int) -> dict[str, Any]:
@@ -178,12 +183,13 @@ def summarise(records: list[Record]) -> dict[str, dict[str, Any]]:
         pairs = [(r, strict[r.prompt_set, r.prompt, r.round]) for r in mine]
         speeds = [len(r.ids) / r.seconds / (len(s.ids) / s.seconds) for r, s in pairs]
         graded = [r.is_right for r in mine if r.is_right is not None]
-        tokens, steps = sum(len(r.ids) for r in mine), sum(r.verify_steps for r in mine)
+        tokens = sum(len(r.ids) for r in mine)
+        lengths = [len(r.ids) / r.verify_steps for r in mine if r.verify_steps]
         out["strict" if kappa == STRICT else f"{kappa:g}"] = {
             "speed_over_strict": round(statistics.median(speeds), 3),
             "speed_min": round(min(speeds), 3),
             "speed_max": round(max(speeds), 3),
-            "accept_length": round(1 + sum(r.accepted for r in mine) / steps, 3) if steps else None,
+            "accept_length": round(statistics.fmean(lengths), 3) if lengths else None,
             "promoted_per_1000": round(1000 * sum(r.promoted for r in mine) / tokens, 1),
             "agreement": round(statistics.fmean(_agreement(r.ids, s.ids) for r, s in pairs), 3),
             "log_likelihood_gap": round(statistics.fmean(r.log_likelihood - s.log_likelihood for r, s in pairs), 4),
@@ -201,8 +207,8 @@ def _agreement(ids: list[int], strict: list[int]) -> float:
     return same / max(len(ids), len(strict))
 
 
-def figure(summary: dict[str, dict[str, Any]]) -> bytes:
-    """PNG: speed over strict against each measure of quality, a point a kappa."""
+def figure(summary: dict[str, dict[str, Any]], source: str) -> bytes:
+    """PNG: speed over strict against each measure of quality, a point a kappa; the source under it."""
     import io
 
     from matplotlib.figure import Figure
@@ -211,14 +217,17 @@ def figure(summary: dict[str, dict[str, Any]]) -> bytes:
     for axes, (key, title) in zip(fig.subplots(2, 3).flat, PANELS.items(), strict=True):
         for kappa, row in summary.items():
             axes.plot(row["speed_over_strict"], row[key], "o", color="#D55E00" if kappa == "strict" else "#0072B2")
-            axes.annotate(kappa, (row["speed_over_strict"], row[key]), xytext=(4, 4), textcoords="offset points")
+            axes.annotate(
+                kappa, (row["speed_over_strict"], row[key]), xytext=(4, 4), textcoords="offset points", fontsize=8
+            )
         axes.set_title(title, fontsize=9)
         axes.margins(0.15)  # room for the labels
         if key in ("agreement", "hit_cap"):
             axes.set_ylim(-0.05, 1.1)
         axes.set_xlabel("tokens/s over strict", fontsize=9)
     n = next(iter(summary.values()))["n"]
-    fig.suptitle(f"kappa, {n} answers a point", fontsize=10)
+    fig.suptitle(f"kappa, n = {n} answers a point", fontsize=10)
+    fig.supxlabel(f"source: {source}", fontsize=8, color="#555555")
     out = io.BytesIO()
     fig.savefig(out, format="png", dpi=150)
     return out.getvalue()
@@ -252,13 +261,15 @@ def _parse_args() -> Any:
         "--out",
         type=Path,
         default=Path("out/quality.json"),
-        help="plot and server log lie beside it (default %(default)s)",
+        help="the answers, written as they are measured, plot and server log lie beside it (default %(default)s)",
     )
     args = parser.parse_args()
     if args.out.suffix != ".json":
         parser.error(f"--out: found {args.out}; expected a name that ends in .json; fix: correct it")
+    answers = args.out.with_suffix(".jsonl")
+    if answers.exists():
+        parser.error(f"--out: found {answers} of a former run; expected none; fix: give another --out")
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    fill_in_pair(args)
     return args
 
 

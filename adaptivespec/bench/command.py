@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from adaptivespec.bench.terminal import BarProgress, results_tables
 from adaptivespec.command_line import EXIT_FAILED, EXIT_INTERRUPTED, positive, run_main
 from adaptivespec.errors import AdaptiveSpecError, ConfigError
 from adaptivespec.launch import ServerFailedError
-from adaptivespec.prompt_files import add_arguments, chat_token_ids, fill_in_pair
+from adaptivespec.prompt_files import add_arguments, chat_token_ids, check_lengths, fill_in_pair, rows_by_name
 from adaptivespec.provenance import provenance, thread_note
 
 DEFAULT_CONFIGURATIONS = ("eagle3-default", "eagle3-3-1-4", "sglang-adaptive", "adaptive", "adaptive+kappa=0.2")
@@ -116,15 +117,15 @@ def prepare(options: argparse.Namespace) -> tuple[Plan, Graders, Words]:
     Raises:
         AdaptiveSpecError: a wrong name, path or number, before any server is started.
     """
-    for option in ("--target", "--draft"):
-        check_model(option, getattr(options, option.removeprefix("--")))
-    names = [source.name for source in options.prompts]
-    if len(names) > len(set(names)):
-        raise ConfigError(
-            where="--prompts", found=", ".join(names), expected="each name once", fix="give each file a name of its own"
-        )
-    rows = {source.name: source.rows(options.num_prompts, options.skip) for source in options.prompts}
+    rows = rows_by_name(options.prompts, options.num_prompts, options.skip)
     graders = {name: [grader_of(row) for row in some] for name, some in rows.items()} if options.grade else {}
+    if options.grade and not any(filter(None, chain.from_iterable(graders.values()))):
+        raise ConfigError(
+            where="--grade",
+            found=f"nothing to grade by in any row of {', '.join(graders)}",
+            expected="an `answer` in text, or HumanEval's `test` and `entry_point`",
+            fix="drop --grade, or give such rows",
+        )
     # Names before models: a mistyped one costs no download.
     parse_configurations(list(options.configurations), "DRAFT")
     fill_in_pair(options)
@@ -137,11 +138,14 @@ def prepare(options: argparse.Namespace) -> tuple[Plan, Graders, Words]:
         raise ConfigError(
             where="--target", found=f"{target} ({error})", expected="a model with its tokenizer", fix="correct it"
         ) from error
+    tasks = {name: chat_token_ids(tokenizer, [row["text"] for row in some]) for name, some in rows.items()}
+    if "--context-length" not in options.server_args:
+        check_lengths(options.prompts, tasks, options.skip, options.max_new_tokens, target)
     plan = Plan(
         target=target,
         draft=draft,
         configurations=parse_configurations(list(options.configurations), draft),
-        tasks={name: chat_token_ids(tokenizer, [row["text"] for row in some]) for name, some in rows.items()},
+        tasks=tasks,
         batch_sizes=options.batch_sizes,
         max_new_tokens=options.max_new_tokens,
         rounds=options.rounds,
@@ -201,18 +205,3 @@ def run(plan: Plan, store: Store, words: Words, graders: Graders | None = None) 
     print(f"report: {report.resolve()}")
     print(json.dumps({**line, "report": str(report.resolve())}))
     return exit_code
-
-
-def check_model(option: str, value: str | None) -> None:
-    """Refuse a local path without a model; hub names and None pass."""
-    if value is None:
-        return
-    path = Path(value).expanduser()
-    is_hub_name = value.count("/") <= 1 and not value.startswith((".", "/", "~")) and not path.exists()
-    if not is_hub_name and not (path / "config.json").is_file():
-        raise ConfigError(
-            where=option,
-            found=f"no config.json in {value}",
-            expected="a model's folder or hub name",
-            fix="correct the path",
-        )

@@ -65,14 +65,14 @@ def speed_figure(store: Store, summaries: list[Summary]) -> bytes:
 
 
 def accept_length_figure(summaries: list[Summary]) -> bytes:
-    """Accept length of each decoder and task, bonus token included."""
+    """Accept length of each decoder and task."""
     axes, rows = _grouped_axes(summaries)
     for row, item, colour in rows:
         if item.accept_length is not None:
             axes.barh(row, item.accept_length, height=0.8 / _num_tasks(summaries), color=colour, alpha=0.8)
             axes.text(item.accept_length + 0.03, row, f"{item.accept_length:.2f}", va="center", fontsize=8)
     axes.axvline(1, color="#555555", linewidth=1)
-    axes.set_xlabel("tokens per verify step, bonus token included")
+    axes.set_xlabel("output tokens per verify step")
     return _finish(axes, summaries, "answers a bar", [item.num_answers for item in summaries])
 
 
@@ -86,8 +86,9 @@ def latency_figure(summaries: list[Summary]) -> bytes:
             axes.plot([low], [row], "o", color=colour, markersize=5)
             axes.plot([high], [row], "|", color=colour, markersize=8)
     axes.set_xlim(left=0)
-    axes.set_xlabel("ms a token after the first: median (dot) to 95% (bar)")
-    return _finish(axes, summaries, "answers a line", [item.num_answers for item in summaries])
+    axes.set_xlabel("ms a token: median (dot) to 95% (bar)")
+    tokens = [round(item.num_answers * (item.output_tokens - 1)) for item in summaries]
+    return _finish(axes, summaries, "tokens after the first a line", tokens)
 
 
 def shapes_figure(summaries: list[Summary]) -> bytes:

@@ -1,6 +1,7 @@
 """Whether an answer is right, by graders that others keep: math-verify, and HumanEval's own executor."""
 
 import re
+import textwrap
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,6 +13,8 @@ Grades = dict[tuple[str, int, tuple[int, ...]], bool]
 """By task, prompt and token ids of the answer."""
 
 TEST_SECONDS = 10.0
+_FENCE = re.compile(r"^[ \t]*(```|~~~)[^\n]*\n(.*?)(?:^[ \t]*\1|\Z)", re.DOTALL | re.MULTILINE)
+_PROGRAM = re.compile(r"(?:def|class|import|from) \w|@\w|[A-Z_]+ =")
 
 
 class GradingError(AdaptiveSpecError, RuntimeError):
@@ -22,7 +25,7 @@ def grader_of(row: dict[str, Any]) -> Grader | None:
     """The grader of a prompt file's row, or None where the row holds nothing to grade by.
 
     A row with ``entry_point``, ``prompt`` and ``test``, as HumanEval's, is graded by running its tests; one with an
-    ``answer`` in text by comparing the answers as mathematics, for GSM8K what follows ``####``.
+    ``answer`` in text by comparing the answers as mathematics, for GSM8K what follows ``####``, in row and answer.
 
     Raises:
         GradingError: the grader is not installed.
@@ -42,7 +45,7 @@ def _math_grader(answer: str) -> Grader:
     before, mark, after = answer.rpartition("####")
     # As LaTeX: some of MATH's answers are nothing else.
     gold = parse(after.strip() if mark else f"${before or after}$")
-    return lambda text: bool(verify(gold, parse(text)))
+    return lambda text: bool(verify(gold, parse(text.rpartition("####")[2])))
 
 
 def _program_grader(row: dict[str, Any]) -> Grader:
@@ -59,13 +62,20 @@ def _program_grader(row: dict[str, Any]) -> Grader:
 def completion_of(text: str, entry_point: str) -> str:
     """What of an answer follows HumanEval's prompt as program text.
 
-    That is its first fenced block that defines the function, else its first fenced block, else all of it. A whole
-    function stands after the prompt's and replaces it; anything else is the body that the prompt lacks.
+    That is its first fenced block that defines the function, else its first fenced block; without one, the program around a
+    definition of the function, else all of it. A whole function stands after the prompt's and replaces it; anything else is
+    the body that the prompt lacks.
     """
-    blocks: list[str] = re.findall(r"```[^\n]*\n(.*?)(?:```|\Z)", text, re.DOTALL) or [text]
+    fenced = [textwrap.dedent(block) for _, block in _FENCE.findall(text)]
     begin = re.compile(rf"^def {re.escape(entry_point)}\b", re.MULTILINE)
-    whole = next(filter(begin.search, blocks), None)
-    return blocks[0] if whole is None else f"    pass\n\n{whole}"
+    if not fenced and begin.search(text):
+        # Prose around it: from the first line that is program to the end of the last indented block.
+        lines = text.split("\n")
+        first = next(number for number, line in enumerate(lines) if _PROGRAM.match(line))
+        last = max((number for number, line in enumerate(lines) if line[:1].isspace() and line.strip()), default=first)
+        fenced = ["\n".join(lines[first : last + 1])]
+    whole = next(filter(begin.search, fenced), None)
+    return (fenced or [text])[0] if whole is None else f"    pass\n\n{whole}"
 
 
 def grade(rows: Iterable[Row], graders: dict[str, list[Grader | None]], decode: Callable[[list[int]], str]) -> Grades:

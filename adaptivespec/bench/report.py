@@ -43,8 +43,7 @@ def write_report(
     line = headline(plan, store, summaries, problem)
     data = {"headline": line, "sources": dict(sources), "settings": store.settings, "sessions": store.sessions}
     data |= {"servers": store.servers, "summaries": [item.to_dict() for item in summaries]}
-    for name, png in pictures.items():
-        write_whole(store.out / f"{name}.png", png)
+    # The smallest first: a disk without room for pictures may have some for figures.
     write_whole(store.out / RESULTS_NAME, json.dumps(data, indent=1).encode())
     write_whole(store.out / "results.csv", _csv(summaries).encode())
     path = store.out / REPORT_NAME
@@ -65,16 +64,19 @@ def write_report(
         rows_name=ROWS_NAME,
     )
     write_whole(path, html.encode())
+    for name, png in pictures.items():
+        write_whole(store.out / f"{name}.png", png)
     return path, line
 
 
 def examples(plan: Plan, store: Store) -> list[Pair]:
-    """An answer of each task to show, beside plain decoding's: that of the last decoder that was measured on it."""
+    """An answer of each task to show, beside plain decoding's: that of the first decoder of this package that was measured on
+    it, or, where none was, of the first one of SGLang's."""
     found: dict[str, Pair] = {}
-    for item in plan.configurations[1:]:
+    for item in sorted(plan.configurations[1:], key=lambda item: item.is_ours, reverse=True):
         for task in plan.tasks:
-            pairs = pairs_of(store, item.name, task, plan.batch_sizes[0])
-            found |= {task: pairs[0]} if pairs else {}
+            if pairs := pairs_of(store, item.name, task, plan.batch_sizes[0]):
+                found.setdefault(task, pairs[0])
     return list(found.values())
 
 
@@ -84,7 +86,7 @@ def headline(plan: Plan, store: Store, summaries: Sequence[Summary], problem: st
     return {
         "complete": not problem,
         "problem": problem or None,
-        "unit": "decode tokens/s over plain in the same turn, median; accept length with the bonus token",
+        "unit": "decode tokens/s over plain in the same turn, median; accept length: output tokens over verify steps",
         "cells": {"measured": len(store.cells), "planned": plan.num_cells},
         "geometric_mean": {str(size): by_name for size, by_name in means.items()},
         "best_static": {
@@ -109,6 +111,7 @@ def headline(plan: Plan, store: Store, summaries: Sequence[Summary], problem: st
                     "num_answers",
                     "split_gap",
                     "accuracy",
+                    "num_graded",
                 )
             }
             for item in summaries

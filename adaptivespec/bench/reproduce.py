@@ -25,13 +25,14 @@ DESCRIPTION = """The published tables beside what this machine gives.
 
 AdaptiveSpec's: EAGLE-3 with one shape, dynamic shapes, the margin, both, TALON's and FLy's rules, on --prompts, with accuracy
 over plain decoding's. DRIFT's: one shape and dynamic shapes with and without the memory, on --shift. Writes OUT/report.html
-beside a folder for each pair and table, which `scripts/bench.py` could have made. The same command goes on where it was
+and tables.json beside a folder for each pair and table, which `scripts/bench.py` could have made. The same command goes on where it was
 stopped. The last line of the output is one JSON object."""
 PAIRS = (
     "meta-llama/Llama-3.1-8B-Instruct,jamesliu1/sglang-EAGLE3-Llama-3.1-Instruct-8B",
     "Qwen/Qwen3-8B,Tengyunw/qwen3_8b_eagle3",
     "deepseek-ai/DeepSeek-R1-Distill-Llama-8B,yuhuili/EAGLE3-DeepSeek-R1-Distill-LLaMA-8B",
 )
+TABLES_NAME = "tables.json"
 DEMO, DEMO_PAIR = {"num_prompts": 2, "max_new_tokens": 48, "rounds": 1}, "demo"
 FULL = {"num_prompts": 80, "max_new_tokens": 1024, "rounds": 5}
 
@@ -142,10 +143,13 @@ def run(options: argparse.Namespace, benchmark: Callable[[list[str]], int]) -> i
         table.name: [_row(line, found.get(table.name, {}).get(line.label, [])) for line in table.lines]
         for table in tables(options.static, options.kappa)
     }
-    write_report(options, rows, reports, is_complete=not exit_code)
-    _print(rows)
-    path = str((options.out / REPORT_NAME).resolve())
-    print(json.dumps({"complete": not exit_code, "tables": rows, "report": path}))
+    result: dict[str, Any] = {"complete": not exit_code, "tables": rows, "report": None}
+    if found:  # else nothing is known that an earlier report does not have
+        result["report"] = str((options.out / REPORT_NAME).resolve())
+        write_report(options, rows, reports, is_complete=not exit_code)
+        write_whole(options.out / TABLES_NAME, json.dumps(result, indent=1).encode())
+        _print(rows)
+    print(json.dumps(result))
     return exit_code
 
 

@@ -91,6 +91,15 @@ class Row:
         """Seconds from the begin of the cell to the last token."""
         return self.arrivals[-1][0]
 
+    @property
+    def accept_length(self) -> float | None:
+        """Output tokens over verify steps, as SpecForge and SGLang count; None without steps."""
+        return len(self.output_ids) / self.verify_steps if self.verify_steps else None
+
+    def tokens_at(self, seconds: float) -> int:
+        """Tokens that had arrived so many seconds after the begin of the cell."""
+        return max((int(tokens) for when, tokens in self.arrivals if when <= seconds), default=0)
+
     def inter_token(self) -> Iterator[float]:
         """Seconds a token: each gap between two events, once for each token that came with it and divided by their number."""
         for (before, had), (now, has) in zip(self.arrivals, self.arrivals[1:], strict=False):
@@ -113,10 +122,11 @@ class Row:
 
 
 def decode_speed(rows: list[Row]) -> float | None:
-    """Tokens/s of a cell after what came with each answer's first event, from the first of those to the last token of all;
-    None: no such token. A busy server may put more than the prefill's token into the first event."""
-    tokens = sum(len(row.output_ids) - int(row.arrivals[0][1]) for row in rows)
-    seconds = max(row.end for row in rows) - min(row.arrivals[0][0] for row in rows)
+    """Tokens/s of a cell while nothing is prefilled: from the last of the answers' first events to the last token of all;
+    None: no token came after that. What an answer had by then, it got while others waited for their prefill."""
+    begin = max(row.arrivals[0][0] for row in rows)
+    tokens = sum(len(row.output_ids) - row.tokens_at(begin) for row in rows)
+    seconds = max(row.end for row in rows) - begin
     return tokens / seconds if tokens and seconds > 0 else None
 
 

@@ -23,7 +23,7 @@ class Summary:
         ratio: decode tokens/s over plain's in the same turn, median; the quartiles and extremes follow.
         output_ratio: the same with prefill: output tokens/s from sending to the end.
         tokens_per_s, output_tokens_per_s: medians of the cells.
-        accept_length: tokens per verify step, BONUS INCLUDED, over all steps; None without steps.
+        accept_length: `Row.accept_length`, mean of the answers; None without steps.
         verify_steps, draft_calls: mean of an answer; draft_calls None where the server does not tell its shapes.
         shape_steps: verify steps by tree shape.
         ttft_p50, ttft_p95: seconds to the first token.
@@ -34,7 +34,7 @@ class Summary:
         num_at_cap: answers that the cap on the length ended.
         promoted: near misses accepted, per 1000 tokens.
         split_gap: largest `Row.split_gap`, nats; None where no answer parts from plain's, or plain was not asked.
-        accuracy: share of the graded answers that are right; None where none was graded.
+        accuracy: share of the graded answers that are right; None where none was graded. num_graded: of how many.
     """
 
     configuration: str
@@ -66,6 +66,7 @@ class Summary:
     promoted: float
     split_gap: float | None = None
     accuracy: float | None = None
+    num_graded: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """The same as JSON types, floats rounded to four decimals."""
@@ -113,6 +114,7 @@ def _summary(configuration: str, task: str, batch_size: int, pairs: list[Pair], 
     q1, _, q3 = quartiles(ratios)
     speeds = [speed for mine, _ in pairs if (speed := decode_speed(mine)) is not None]
     steps = sum(row.verify_steps for row in rows)
+    lengths = [length for row in rows if (length := row.accept_length) is not None]
     calls = [row.draft_calls for row in rows]
     known_calls = [number for number in calls if number is not None]
     shapes: Counter[str] = Counter()
@@ -134,7 +136,7 @@ def _summary(configuration: str, task: str, batch_size: int, pairs: list[Pair], 
         output_ratio=median(output_speed(mine) / output_speed(plain) for mine, plain in pairs),
         tokens_per_s=median(speeds) if speeds else None,
         output_tokens_per_s=median(output_speed(mine) for mine, _ in pairs),
-        accept_length=1 + sum(row.accepted for row in rows) / steps if steps else None,
+        accept_length=fmean(lengths) if lengths else None,
         verify_steps=steps / len(rows),
         draft_calls=fmean(known_calls) if len(known_calls) == len(calls) else None,
         shape_steps=dict(sorted(shapes.items())),
@@ -153,6 +155,7 @@ def _summary(configuration: str, task: str, batch_size: int, pairs: list[Pair], 
         promoted=1000 * sum(row.promoted for row in rows) / tokens,
         split_gap=max((row.split_gap for row in rows if row.split_gap is not None), default=None),
         accuracy=fmean(graded) if graded else None,
+        num_graded=len(graded),
     )
 
 

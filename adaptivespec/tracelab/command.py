@@ -11,7 +11,7 @@ from adaptivespec.bench.configurations import range_in_json
 from adaptivespec.bench.plan import Plan
 from adaptivespec.bench.run import measure
 from adaptivespec.bench.store import Store
-from adaptivespec.command_line import positive, run_main
+from adaptivespec.command_line import EXIT_FAILED, positive, run_main
 from adaptivespec.config import AdaptiveConfig
 from adaptivespec.config_checks import shape_range
 from adaptivespec.errors import ConfigError
@@ -24,7 +24,7 @@ from adaptivespec.shapes import TreeShape
 from adaptivespec.tracelab import timing
 from adaptivespec.tracelab.figure import figure
 from adaptivespec.tracelab.record import SERVER_NAME, record
-from adaptivespec.tracelab.report import Row, check, rankings, replay_all
+from adaptivespec.tracelab.report import Row, check, objections, rankings, replay_all
 from adaptivespec.tracelab.trace import Trace
 
 TRACE_NAME = "trace.json"
@@ -41,7 +41,7 @@ RUN = """Every static shape of the trace, each --policy in each --range, each --
 hindsight, replayed without a server: accepted drafts as recorded, each step at its shape's median time.
 
 Says too whether replaying a shape gives the steps that the server took when it was pinned to it, and whether the shapes rank
-as they did live. Writes replay.json and replay.png. The last line of the output is one JSON object."""
+as they did live, in rounds that no cost is from; exit code 1 where either does not hold, or cannot be told. Writes replay.json and replay.png. The last line of the output is one JSON object."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -138,12 +138,14 @@ def command_run(options: argparse.Namespace) -> int:
     trace = Trace.load(options.trace)
     rows = replay_all(trace, _configs(options, trace.device))
     ranks, checked = rankings(trace, rows), check(trace)
+    against = objections(checked, ranks)
     best_static = max((row for row in rows if row.shape), key=lambda row: row.mean)
     report: dict[str, Any] = {
         "trace": str(options.trace),
         "cost_ms": {"plain": round(trace.plain_ms, 2), **{str(k): round(v, 2) for k, v in trace.step_ms.items()}},
         "check": checked,
         "ranking": ranks,
+        "objections": against,
         "best_static": best_static.label,
         "rows": {row.label: row.to_dict(best_static) for row in rows},
     }
@@ -155,8 +157,10 @@ def command_run(options: argparse.Namespace) -> int:
     print(_said(checked))
     for name, found in ranks.items():
         print(f"{name}: {found['clear_alike']} of {found['clear_pairs']} clear pairs of shapes rank as live ({found})")
+    for objection in against:
+        print(f"not to be relied on: {objection}")
     print(json.dumps(report))
-    return 0
+    return EXIT_FAILED if against else 0
 
 
 def _configs(options: argparse.Namespace, device: str) -> dict[str, AdaptiveConfig]:

@@ -29,8 +29,8 @@ def figure(trace: Trace, rows: Sequence[Row]) -> bytes:
             style = "-" if row.label == HINDSIGHT else "--"
             axes.axhline(row.mean, color="#555555", linestyle=style, linewidth=1)
             axes.text(low, row.mean, f"{row.label} {row.mean:.2f}x", fontsize=7, va="bottom")
-    axes.set_xlabel("live decode tokens/s over plain, median of the turns")
-    axes.set_ylabel("replayed tokens/s over plain")
+    axes.set_xlabel("live decode tokens/s over plain, median, odd rounds")
+    axes.set_ylabel("replayed over plain, costs of the even rounds")
     add_legend(axes, columns=min(len(colours) + 1, 3))
     axes.figure.supxlabel(
         f"source: trace of {trace.sessions[-1]['date']}, n = {len(trace.answers)} answers; static shapes: points",

@@ -16,6 +16,8 @@ from adaptivespec.tracelab.trace import Trace
 HINDSIGHT = "hindsight-best"
 CLEAR = 0.05
 """Live speeds that differ by less, as a share, do not say which is faster."""
+ENOUGH = 0.95
+"""Least share of the live answers, and of the clear pairs of shapes by the mean of all sets, that a replay must agree with."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,21 @@ def rankings(trace: Trace, rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     for name in [*trace.prompt_sets, "all"]:
         pairs = [pair for row in rows if row.shape and (pair := speeds(trace, row, name))]
         found[name] = agreement([live for live, _ in pairs], [replayed for _, replayed in pairs])
+    return found
+
+
+def objections(checked: Mapping[str, Any], ranks: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Why figures replayed from a trace are not to be relied on, from `check` and `rankings`; what they cannot tell is said too."""
+    found = []
+    if not checked["compared"]:
+        found.append("no live answer could be compared step for step")
+    elif checked["same_steps"] < ENOUGH * checked["compared"]:
+        found.append(f"only {checked['same_steps']} of {checked['compared']} live answers have the replayed steps")
+    ranked = ranks["all"]
+    if not ranked["clear_pairs"]:
+        found.append("no two shapes differ clearly live, in rounds of which no cost is (record --rounds 2 or more)")
+    elif ranked["clear_alike"] < ENOUGH * ranked["clear_pairs"]:
+        found.append(f"only {ranked['clear_alike']} of {ranked['clear_pairs']} clear pairs of shapes rank as live")
     return found
 
 

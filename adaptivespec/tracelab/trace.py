@@ -17,7 +17,7 @@ from adaptivespec.reports import write_whole
 from adaptivespec.shapes import TreeShape
 
 FORMAT = "adaptivespec trace"
-VERSION = 1
+VERSION = 2
 
 
 class TraceError(AdaptiveSpecError, ValueError):
@@ -85,9 +85,10 @@ class Trace:
         sessions: provenance of the processes that recorded.
         device: as SGLang names it.
         lag: steps by which a result reaches the policy late: 1 where SGLang overlaps scheduling with the forward pass, else 0.
-        plain_ms: milliseconds of a token of plain decoding, median.
-        step_ms: by shape, milliseconds of a verify step, median.
-        live: by prompt set and shape, decode speed over plain's that a server pinned to the shape had, median of the turns.
+        plain_ms: milliseconds of a token of plain decoding, median of the even rounds, counted from 0.
+        step_ms: by shape, milliseconds of a verify step, median of the even rounds.
+        live: by prompt set and shape, decode speed over plain's that a server pinned to the shape had, median of the odd rounds;
+            empty after a single round.
         answers: of each prompt.
     """
 

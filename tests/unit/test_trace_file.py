@@ -38,13 +38,13 @@ def test_a_shorter_chain_accepts_what_the_longest_does_up_to_its_length():
         ("[1]", "another kind of file"),
         ('{"format": "another"}', "another kind of file"),
         ('{"format": "adaptivespec trace", "version": 9}', "version 9"),
-        ('{"format": "adaptivespec trace", "version": 1, "step_ms": {}}', "no whole trace ('live')"),
+        ('{"format": "adaptivespec trace", "version": 2, "step_ms": {}}', "no whole trace ('live')"),
     ],
 )
 def test_other_files_are_refused(tmp_path, content, found):
     path = tmp_path / "trace.json"
     path.write_text(content)
-    with pytest.raises(TraceError, match=r"trace\.json: found .*expected a whole trace of version 1; fix: ") as caught:
+    with pytest.raises(TraceError, match=r"trace\.json: found .*expected a whole trace of version 2; fix: ") as caught:
         Trace.load(path)
     assert found in str(caught.value)
 

@@ -5,9 +5,12 @@ from statistics import median
 
 import pytest
 
+from adaptivespec.bench.configurations import parse_configurations
+from adaptivespec.bench.rows import Cell, Row
 from adaptivespec.bench.run import MeasureError
 from adaptivespec.bench.store import Store, StoreError
 from adaptivespec.launch import ServerFailedError
+from adaptivespec.tracelab import timing
 from adaptivespec.tracelab.command import make_trace
 from adaptivespec.tracelab.record import SERVER_NAME, STEPS_NAME
 from adaptivespec.tracelab.report import check
@@ -55,15 +58,27 @@ def test_costs_are_medians_of_the_timed_answers(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "out" / "requests.jsonl").read_text().splitlines()]
 
     def times(name: str) -> list[float]:
-        mine = [line for line in lines if line["configuration"] == name]
+        mine = [line for line in lines if line["configuration"] == name and line["round"] == 0]
         spans = [(line["arrivals"][-1][0] - line["arrivals"][0][0], line["verify_steps"] or 11) for line in mine]
         return [1000 * seconds / number for seconds, number in spans]
 
     assert found.plain_ms == pytest.approx(median(times("plain")))
     assert list(found.step_ms) == [C1, C3, TREE, C2]
     assert found.step_ms[C3] == pytest.approx(median(times("adaptive-static-3-1-4")))
-    assert len(times("plain")) == 2 * 4
+    assert len(times("plain")) == 4, "those of the even rounds"
     assert {name: set(by) for name, by in found.live.items()} == {"x": set(found.step_ms), "y": set(found.step_ms)}
+
+
+def test_live_speeds_are_of_other_rounds_than_the_costs(tmp_path):
+    (shape,) = parse_configurations(["adaptive-static-1-1-2"], "DRAFT")[1:]
+    store = Store.open(tmp_path / "out", {}, {})
+    for number, seconds in enumerate((2.0, 8.0, 2.0, 8.0)):
+        for name, took in (("plain", 4.0), (shape.name, seconds)):
+            cell = Cell(0, "x", 1, 0, number, name)
+            store.append([Row(cell, 0, 0.0, [[1.0, 1], [1.0 + took, 5]], [1] * 5, True, verify_steps=2)])
+    assert timing.plain_ms(store) == 1000
+    assert timing.step_ms(store, [shape]) == {C1: 1000}
+    assert timing.live_ratios(store, [shape]) == {"x": {C1: 0.5}}
 
 
 def test_only_the_recording_server_has_a_prefix_cache(tmp_path):
