@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from adaptivespec.errors import AdaptiveSpecError
+from adaptivespec.errors import AdaptiveSpecError, ConfigError
 from adaptivespec.shapes import TreeShape
 
 _GRACE_SECONDS = 3.0
@@ -51,6 +51,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+_OWN_ARGUMENTS = ("--model-path", "--model", "--host", "--port")
+
+
 class Server:
     """``python -m sglang.launch_server`` with these arguments, as a context manager.
 
@@ -68,6 +71,14 @@ class Server:
     def __init__(
         self, model: str | Path, args: list[str], *, log: Path, env: dict[str, str] | None = None, timeout: float = 300
     ) -> None:
+        for word in args:
+            if word.partition("=")[0] in _OWN_ARGUMENTS:
+                raise ConfigError(
+                    where="server arguments",
+                    found=word,
+                    expected=f"none of {', '.join(_OWN_ARGUMENTS)}, which are chosen here",
+                    fix="leave it out",
+                )
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), *args]

@@ -1,6 +1,7 @@
 """Decoders under load, by SGLang's own `bench_serving`: throughput and latency at several concurrencies and arrival rates."""
 
 import argparse
+import hashlib
 import json
 import math
 import shlex
@@ -23,16 +24,17 @@ from adaptivespec.errors import AdaptiveSpecError, ConfigError
 from adaptivespec.launch import Server, ServerFailedError, named_failure
 from adaptivespec.plots import SET_COLOURS, add_legend, new_axes, png
 from adaptivespec.prompt_files import PromptFile, add_arguments, fill_in_pair
-from adaptivespec.provenance import provenance
+from adaptivespec.provenance import machine, provenance
 from adaptivespec.reports import render_template, whole_lines, write_whole
 
+DATASET_NAME, SETTINGS_NAME, ROWS_NAME = "prompts.jsonl", "run.json", "load.jsonl"
 START_SECONDS = 900
 LOAD_SECONDS = 3600
 DESCRIPTION = """Decoders under load: SGLang's bench_serving against a real server of each, one server at a time.
 
 Closed loop at each of --concurrencies, and open loop (Poisson arrivals) at each of --rates. Every load of a decoder gets the
 same prompts, after the prefix cache has been flushed. Writes OUT/load.jsonl, a line for each load as it
-is measured, load.csv, plots and report.html. The last line of the output is one JSON object."""
+is measured, load.csv, plots and report.html; the same command goes on where it was stopped. The last line of the output is one JSON object."""
 
 
 class LoadError(AdaptiveSpecError, RuntimeError):
@@ -127,14 +129,49 @@ def bench_serving(
     return result
 
 
+def former(options: argparse.Namespace) -> list[Load]:
+    """The loads that OUT holds of a run like this one; a folder without any is begun. Decoders and loads may be others.
+
+    Raises:
+        LoadError: the folder holds loads of a run with other settings.
+    """
+    options.out.mkdir(parents=True, exist_ok=True)
+    dataset = options.out / DATASET_NAME
+    write_dataset(options.prompts[0], options.num_prompts, options.skip, dataset)
+    names = ("target", "draft", "max_new_tokens", "dtype", "server_args")
+    settings = {name: getattr(options, name) for name in names} | machine()
+    settings = {key: value if isinstance(value, list) else str(value) for key, value in settings.items()}
+    settings["prompts"] = hashlib.sha256(dataset.read_bytes()).hexdigest()[:16]
+    path, rows = options.out / SETTINGS_NAME, options.out / ROWS_NAME
+    lines = whole_lines(rows)
+    try:
+        before = json.loads(path.read_text("utf-8")) if lines else settings
+        found = [Load(**json.loads(line)) for line in lines]
+    except (OSError, ValueError, TypeError) as error:
+        raise LoadError(
+            where=str(options.out), found=f"what is no run ({error})", expected="none", fix="give another --out"
+        ) from error
+    for key in settings | before:
+        if settings.get(key) != before.get(key):
+            raise LoadError(
+                where=str(options.out),
+                found=f"a run with {key} {before.get(key)!r}",
+                expected=f"{key} {settings.get(key)!r}",
+                fix="give the same arguments as before to go on with that run, or another --out",
+            )
+    write_whole(path, json.dumps(settings, indent=1).encode())
+    return found
+
+
 def measure(
     servers: Sequence[ServerPlan],
     options: argparse.Namespace,
+    done: Sequence[Load],
     keep: Callable[[Load], None],
     make_server: Callable[..., Server] = Server,
     client: Callable[..., dict[str, Any]] = bench_serving,
 ) -> None:
-    """Measure every load with one server after the other, keeping each as soon as it is done.
+    """Measure every load that is not done with one server after the other, keeping each as soon as it is.
 
     Raises:
         ServerFailedError: a server did not start, or died.
@@ -142,13 +179,19 @@ def measure(
     """
     loads: list[tuple[int | None, float | None]] = [(value, None) for value in options.concurrencies]
     loads += [(None, value) for value in options.rates]
-    dataset = options.out / "prompts.jsonl"
-    write_dataset(options.prompts[0], options.num_prompts, options.skip, dataset)
+    dataset = options.out / DATASET_NAME
+    known = {(load.configuration, load.concurrency, load.rate) for load in done}
     # So that the accept length that the server shows is of the load that was measured.
     common = ["--dtype", options.dtype, "--sleep-on-idle", "--decode-log-interval", "1"]
-    num_loads = len(loads) * sum(len(server.configurations) for server in servers)
-    with tqdm(total=num_loads, unit="load") as bar:
+    missing = {
+        item.name: [load for load in loads if (item.name, *load) not in known]
+        for plan in servers
+        for item in plan.configurations
+    }
+    with tqdm(total=sum(map(len, missing.values())), unit="load") as bar:
         for plan in servers:
+            if not any(missing[item.name] for item in plan.configurations):
+                continue
             args = [*common, *plan.args, *write_config(plan, options.out / "configs"), *options.server_args]
             log = options.out / "logs" / f"{plan.slug}.log"
             with make_server(options.target, args, log=log, timeout=START_SECONDS) as server:
@@ -157,7 +200,7 @@ def measure(
                 for item in plan.configurations:
                     for key, value in plan.settings(item, places).items():
                         set_state(server, key, value)
-                    for concurrency, rate in loads:
+                    for concurrency, rate in missing[item.name]:
                         bar.set_description(f"{item.name}, {_name(concurrency, rate)}")
                         figures = (options.num_prompts, options.max_new_tokens, concurrency, rate)
                         try:
@@ -215,7 +258,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the loads; returns the exit code: 0, or 1 for a failure, after which what was measured is kept."""
     options = parse(argv)
     found: list[Load] = []
-    rows = options.out / "load.jsonl"
+    rows = options.out / ROWS_NAME
 
     def keep(load: Load) -> None:
         found.append(load)
@@ -235,10 +278,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 )
         fill_in_pair(options)
         servers = server_plans(parse_configurations(options.configurations, str(options.draft)))
-        if rows.exists():
-            raise LoadError(where=str(rows), found="a former run", expected="none", fix="give another --out")
-        options.out.mkdir(parents=True, exist_ok=True)
-        measure(servers, options, keep)
+        found += former(options)
+        measure(servers, options, tuple(found), keep)
     except KeyboardInterrupt:
         problem, exit_code = "interrupted", EXIT_INTERRUPTED
     except (AdaptiveSpecError, OSError) as error:

@@ -1,6 +1,7 @@
 """Loads: what is asked of bench_serving, what is kept of it, and what a failure leaves."""
 
 import csv
+import functools
 import json
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     measure = load.measure
     monkeypatch.setattr(load, "fill_in_pair", lambda options: None)
     monkeypatch.setattr(load, "end_on_sigterm", lambda: None)
-    monkeypatch.setattr(load, "measure", lambda servers, options, keep: measure(servers, options, keep, Server, client))
+    monkeypatch.setattr(load, "measure", functools.partial(measure, make_server=Server, client=client))
     text = ["--prompts", f"ask={prompts}", "--num-prompts", "2", "--out", str(tmp_path / "out"), "--target", "T"]
     return [
         *text,
@@ -71,28 +72,37 @@ def test_every_decoder_gets_every_load_alone(arguments, tmp_path: Path, capsys):
     assert "0.5 a second" in (tmp_path / "out" / "report.html").read_text()
     sent = [json.loads(row) for row in (tmp_path / "out" / "prompts.jsonl").read_text().splitlines()]
     assert [row["conversations"][0]["content"] for row in sent] == ["0?", "1?"]
-    assert load.main(options) == 1, "a former run is not written over"
-    assert "found a former run" in capsys.readouterr().err
+    assert load.main([*options, "--rates", "0.5", "2"]) == 0
+    assert calls[9:] == [(*server, None, 2.0) for server in servers], "what was measured is not measured again"
+    assert len(json.loads(capsys.readouterr().out.splitlines()[-1])["loads"]) == 12
+    assert load.main([*options, "--max-new-tokens", "7"]) == 1
+    assert "found a run with max_new_tokens '96'; expected max_new_tokens '7'" in capsys.readouterr().err
+    assert len(calls) == 12
 
 
 def test_a_failure_keeps_what_was_measured(arguments, tmp_path: Path, monkeypatch, capsys):
     options, calls = arguments
     measure = load.measure
 
-    def failing(servers, args, keep):
+    def failing(servers, args, done, keep):
         def keep_two(each):
             keep(each)
             if len(calls) == 2:
                 raise AdaptiveSpecError(found="an end", expected="none", fix="go on")
 
-        measure(servers, args, keep_two)
+        measure(servers, args, done, keep_two)
 
     monkeypatch.setattr(load, "measure", failing)
     assert load.main(options) == 1
     line = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert not line["complete"]
     assert "found an end" in line["problem"]
-    assert len(line["loads"]) == len((tmp_path / "out" / "load.jsonl").read_text().splitlines()) == 2
+    kept = tmp_path / "out" / "load.jsonl"
+    assert len(line["loads"]) == len(kept.read_text().splitlines()) == 2
+    kept.write_text(kept.read_text() + '{"configuration": "cut o')
+    monkeypatch.setattr(load, "measure", measure)
+    assert load.main(options) == 0
+    assert len(calls) == len(kept.read_text().splitlines()) == 6
 
 
 @pytest.mark.parametrize(
