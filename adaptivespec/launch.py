@@ -59,12 +59,13 @@ class Server:
 
     Args:
         model: ``--model-path``.
-        args: further arguments, as on the command line.
+        args: further arguments, as on the command line; none of model, host and port.
         log: file for its output.
         env: variables added to this process's environment.
         timeout: seconds until it must answer.
 
     Raises:
+        ConfigError: when ``args`` name what is chosen here.
         ServerFailedError: on entering, when it ends or does not answer in time.
     """
 

@@ -9,6 +9,7 @@ import urllib.error
 
 import pytest
 
+from adaptivespec.errors import ConfigError
 from adaptivespec.launch import Server, ServerFailedError, free_port
 
 READY = """
@@ -145,3 +146,9 @@ def test_an_error_inside_the_block_stops_it_too(make):
 def test_free_ports_are_free():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", free_port()))
+
+
+@pytest.mark.parametrize("word", ["--port", "--port=30000", "--host", "--model-path"])
+def test_arguments_that_are_chosen_here_are_refused(word, tmp_path):
+    with pytest.raises(ConfigError, match=word):
+        Server("the-model", ["--dtype", "bfloat16", word, "1"], log=tmp_path / "server.log")
