@@ -19,6 +19,7 @@ from adaptivespec.bench.configurations import VALID_NAMES, ServerPlan, parse_con
 from adaptivespec.bench.plan import write_config
 from adaptivespec.bench.report import REPORT_NAME
 from adaptivespec.bench.run import places_of, set_state
+from adaptivespec.bench.store import StoreError, refuse_other_settings
 from adaptivespec.command_line import EXIT_FAILED, EXIT_INTERRUPTED, end_on_sigterm, positive
 from adaptivespec.errors import AdaptiveSpecError, ConfigError
 from adaptivespec.launch import Server, ServerFailedError, named_failure
@@ -133,7 +134,7 @@ def former(options: argparse.Namespace) -> list[Load]:
     """The loads that OUT holds of a run like this one; a folder without any is begun. Decoders and loads may be others.
 
     Raises:
-        LoadError: the folder holds loads of a run with other settings.
+        StoreError: the folder holds loads of a run with other settings, or none that can be read.
     """
     options.out.mkdir(parents=True, exist_ok=True)
     dataset = options.out / DATASET_NAME
@@ -148,17 +149,10 @@ def former(options: argparse.Namespace) -> list[Load]:
         before = json.loads(path.read_text("utf-8")) if lines else settings
         found = [Load(**json.loads(line)) for line in lines]
     except (OSError, ValueError, TypeError) as error:
-        raise LoadError(
+        raise StoreError(
             where=str(options.out), found=f"what is no run ({error})", expected="none", fix="give another --out"
         ) from error
-    for key in settings | before:
-        if settings.get(key) != before.get(key):
-            raise LoadError(
-                where=str(options.out),
-                found=f"a run with {key} {before.get(key)!r}",
-                expected=f"{key} {settings.get(key)!r}",
-                fix="give the same arguments as before to go on with that run, or another --out",
-            )
+    refuse_other_settings(options.out, before, settings)
     write_whole(path, json.dumps(settings, indent=1).encode())
     return found
 

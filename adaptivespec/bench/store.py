@@ -21,6 +21,22 @@ class StoreError(AdaptiveSpecError, RuntimeError):
     """The folder of a run cannot be written, or belongs to another run."""
 
 
+def refuse_other_settings(out: Path, before: dict[str, Any], settings: dict[str, Any]) -> None:
+    """Refuse to go on with the run of a folder that was begun with other settings.
+
+    Raises:
+        StoreError: naming the first setting that differs.
+    """
+    for key in settings | before:
+        if settings.get(key) != before.get(key):
+            raise StoreError(
+                where=str(out),
+                found=f"a run with {key} {before.get(key)!r}",
+                expected=f"{key} {settings.get(key)!r}",
+                fix="give the same arguments as before to go on with that run, or another --out",
+            )
+
+
 @dataclass
 class Store:
     """What a run has measured so far; opened by `Store.open`.
@@ -76,7 +92,7 @@ class Store:
                     path.unlink(missing_ok=True)
                 store.sessions, store.servers = [], {}
             else:
-                store._check(settings_before)
+                refuse_other_settings(out, settings_before, settings)
                 store._load()
         elif (out / ROWS_NAME).exists():
             raise StoreError(
@@ -151,16 +167,6 @@ class Store:
             self.cells[row.cell] = [row] if row.slot == 0 else [*self.cells.get(row.cell, ()), row]
         # Of a batch that was cut off while it was written, nothing counts.
         self.cells = {cell: rows for cell, rows in self.cells.items() if len(rows) == cell.batch_size}
-
-    def _check(self, before: dict[str, Any]) -> None:
-        for key in self.settings | before:
-            if self.settings.get(key) != before.get(key):
-                raise StoreError(
-                    where=str(self.out),
-                    found=f"a run with {key} {before.get(key)!r}",
-                    expected=f"{key} {self.settings.get(key)!r}",
-                    fix="give the same arguments as before to go on with that run, or another --out",
-                )
 
     @contextmanager
     def writing(self, path: Path) -> Iterator[None]:
