@@ -25,7 +25,8 @@ def grader_of(row: dict[str, Any]) -> Grader | None:
     """The grader of a prompt file's row, or None where the row holds nothing to grade by.
 
     A row with ``entry_point``, ``prompt`` and ``test``, as HumanEval's, is graded by running its tests; one with an
-    ``answer`` in text by comparing the answers as mathematics, for GSM8K what follows ``####``, in row and answer.
+    ``answer`` in text by comparing the answers as mathematics, for GSM8K what follows ``####``, in row and answer
+    (elsewhere that is a heading).
 
     Raises:
         GradingError: the grader is not installed.
@@ -45,7 +46,7 @@ def _math_grader(answer: str) -> Grader:
     before, mark, after = answer.rpartition("####")
     # As LaTeX: some of MATH's answers are nothing else.
     gold = parse(after.strip() if mark else f"${before or after}$")
-    return lambda text: bool(verify(gold, parse(text.rpartition("####")[2])))
+    return lambda text: bool(verify(gold, parse(text.rpartition("####")[2] if mark else text)))
 
 
 def _program_grader(row: dict[str, Any]) -> Grader:

@@ -234,7 +234,7 @@ def _figure(loads: Sequence[Load], names: Sequence[str], key: str, label: str, c
     for axes, (panel, title) in zip(column, panels.items(), strict=True):
         for name, colour in zip(names, cycle(SET_COLOURS), strict=False):
             mine = [load for load in loads if load.configuration == name]
-            points = [(getattr(load, key), getattr(load, panel)) for load in mine]
+            points = sorted((getattr(load, key), getattr(load, panel)) for load in mine)
             if points:
                 axes.plot(*zip(*points, strict=True), "o-", color=colour, label=name if axes is column[0] else None)
         axes.set_ylabel(title)

@@ -57,6 +57,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     commands = parser.add_subparsers(required=True, metavar="record|run")
     recording = commands.add_parser("record", help="from real servers", description=RECORD, formatter_class=form)
     add_arguments(recording)
+    recording.set_defaults(rounds=2)  # costs are of one, the live order of the other
     recording.add_argument("--shapes", nargs="+", default=[], metavar="S-K-N", help="shapes to record")
     recording.add_argument("--dtype", default="bfloat16")
     recording.add_argument(

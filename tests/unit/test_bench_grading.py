@@ -102,3 +102,10 @@ def test_every_gold_answer_is_right():
             gold = (after if mark else before or after).strip()
             assert grader_of(row)(f"So the answer is $\\boxed{{{gold}}}$."), row
             assert not mark or grader_of(row)(row["answer"]), row
+
+
+def test_a_heading_after_the_result_is_no_mark_where_the_gold_answer_has_none():
+    pytest.importorskip("math_verify")
+    answer = "So the answer is \\boxed{5}.\n#### Check\nindeed 2+1 = 3 and all is well."
+    assert grader_of({"answer": "5"})(answer)
+    assert not grader_of({"answer": "7"})(answer)
